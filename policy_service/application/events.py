@@ -1,0 +1,57 @@
+"""The event: one reported attempt in the form in which it is queued, spooled, folded and committed.
+
+Self-contained and serialisable; the fold (`report_plan`) needs nothing else but the policy and the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policy_service.domain.ids import Generations, Instant, Target
+from policy_service.domain.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRef:
+    """Probe permit that the decision held."""
+
+    permit_id: str
+    breaker_key: str
+    generation: int
+    """Generation of the key when the permit was granted."""
+    round: int = 0
+    """HALF_OPEN round (generation at entry) in which it was granted (fleet.md section 3)."""
+    local: bool = False
+    """Granted without the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeEvent:
+    """One outcome with everything that order-proof folding needs (spec/fleet.md sections 1 and 2)."""
+
+    event_id: str
+    """Idempotency key: `<decision id>/<attempt>` or `report/<report id>`."""
+    at: Instant
+    """Database time of arrival; transitions use it."""
+    target: Target
+    """Served target, provider canonical."""
+    outcome: Outcome
+    started_at: Instant
+    """Start of the attempt: decision start + offset, never later than `at`."""
+    first_byte_at: Instant | None = None
+    """First response byte; the end of the call if not streamed; None where neither is reported."""
+    generations: Generations | None = None
+    """None (a report without a token): the current ones."""
+    probes: tuple[ProbeRef, ...] = ()
+    replica: str = ""
+    decision_id: str = ""
+    request_id: str = ""
+    attempt: int = 0
+    final: bool = True
+    statistics_only: bool = False
+    """A tokenless success without elapsed time (fleet.md section 1)."""
+
+    @property
+    def response_at(self) -> Instant:
+        """Instant by which a success is judged stale for the breaker (fleet.md section 3)."""
+        return self.started_at if self.first_byte_at is None else self.first_byte_at

@@ -1,0 +1,212 @@
+"""Ports: what the use cases need from the outside, as Protocols (storage and clocks implement them).
+
+One guarded transaction (`Store.run`) serves outcome commits, probe permits, admin acts and sweeps alike: lock
+guard rows in order, read rows and database time, run a pure function on them, write rows, facts and answers,
+announce, commit (spec/fleet.md section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from policy_service.domain.facts import Fact
+from policy_service.domain.ids import DurationMs, Instant
+from policy_service.domain.state import Key, Row, StateBook
+
+T = TypeVar("T")
+
+
+class StoreUnavailableError(Exception):
+    """The store cannot be reached or did not answer within the budget; nothing is known to be written."""
+
+
+class SchemaMismatchError(Exception):
+    """The database has an older or newer schema than this release; `remedy` says what to run."""
+
+    def __init__(self, found: str | None, expected: str, remedy: str) -> None:
+        super().__init__(f"database schema is {found or 'empty'}, this release needs {expected}: {remedy}")
+        self.found, self.expected, self.remedy = found, expected, remedy
+
+
+class Versioned(NamedTuple):
+    """A committed row with its fleet-wide version; a default row is a tombstone and still has its version."""
+
+    version: int
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a unit of work locks and reads. All provider ids are canonical.
+
+    `providers` are the guard rows, locked in ascending order; rows of a provider with connection "" are always
+    read, rows of `connections` too, and every row of `whole_providers`.
+    """
+
+    providers: frozenset[str]
+    connections: frozenset[tuple[str, str]] = frozenset()
+    whole_providers: frozenset[str] = frozenset()
+    all_providers: bool = False
+    """Lock every guard row there is (reset all)."""
+
+
+@dataclass(slots=True)
+class UnitResult(Generic[T]):
+    """What the pure function of a unit leaves besides the book's changes.
+
+    `answers` are the idempotency records to insert, by event id (compact, opaque bytes).
+    """
+
+    value: T
+    facts: Sequence[Fact] = ()
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit(Generic[T]):
+    """One guarded transaction.
+
+    `run(book, now, known)` is pure and may run more than once (deadlock, serialization failure, unknown commit
+    result): `now` is `clock_timestamp()` read after the locks, `known` the stored answers among `event_ids`.
+    """
+
+    scope: Scope
+    run: Callable[[StateBook, Instant, Mapping[str, bytes]], UnitResult[T]]
+    event_ids: tuple[str, ...] = ()
+    progress: tuple[str, int] | None = None
+    """(replica incarnation, last event number folded), written in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[T]):
+    """A committed unit: its value and the rows as they now stand."""
+
+    value: T
+    at: Instant
+    rows: tuple[Versioned, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One poll of the change feed, or a full load: every visible change since `watermark`'s predecessor.
+
+    Rows may repeat; versions decide. `as_of` is database time at the snapshot.
+    """
+
+    rows: tuple[Versioned, ...]
+    as_of: Instant
+    watermark: str
+    """Opaque; handed back to the next poll."""
+    is_full: bool
+    """True: `rows` is the whole non-default state and replaces the view."""
+    catalogue_revision: int
+    progress: Mapping[str, int] = field(default_factory=dict)
+    """Last folded event number by replica incarnation."""
+    epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueRevision:
+    """A stored catalogue document (the validated YAML as JSON text) with its revision number."""
+
+    revision: int
+    document: str
+    sha256: str
+    created_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """One reading of database time with the monotonic instants (ms) around it."""
+
+    database_ms: Instant
+    sent_ms: float
+    received_ms: float
+
+
+class Store(Protocol):
+    """The one truth. Every method raises StoreUnavailableError when the store is away; none waits longer than
+    the `timeout_ms` it was given."""
+
+    async def run(self, unit: Unit[T], *, timeout_ms: DurationMs) -> Committed[T]:
+        """Run one guarded transaction; retries deadlocks and serialization failures itself."""
+        ...
+
+    async def load(self, *, timeout_ms: DurationMs) -> Feed:
+        """The whole non-default state (tombstones included), `is_full` True."""
+        ...
+
+    async def poll(self, watermark: str, *, timeout_ms: DurationMs) -> Feed:
+        """Every change visible since `watermark`; a full load where the watermark is too old."""
+        ...
+
+    async def subscribe(self, wake: Callable[[], None], lost: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+        """Call `wake` at each announcement and `lost` when the subscription breaks; returns the way to end it."""
+        ...
+
+    async def read_clock(self, *, timeout_ms: DurationMs) -> ClockSample:
+        """Database time (`clock_timestamp()`)."""
+        ...
+
+    async def known_answer(self, event_id: str, *, timeout_ms: DurationMs) -> bytes | None:
+        """Stored answer of a report, or None."""
+        ...
+
+    async def catalogue(self, *, timeout_ms: DurationMs) -> CatalogueRevision | None:
+        """The newest catalogue revision, or None where none was imported."""
+        ...
+
+    async def import_catalogue(self, document: str, sha256: str, *, force: bool, actor: str) -> CatalogueRevision:
+        """Store a new revision. Unless `force`, a document whose hash was imported before changes nothing and
+        the current revision is returned (spec/fleet.md section 7)."""
+        ...
+
+    async def secrets(self) -> Mapping[int, bytes]:
+        """Fleet secrets for decision tokens by key version, created on first use (32 random bytes each)."""
+        ...
+
+    async def facts(
+        self,
+        *,
+        limit: int,
+        provider: str = "",
+        connection: str = "",
+        decision_id: str = "",
+        before_id: int | None = None,
+    ) -> Sequence[Fact]:
+        """Recorded facts, newest first."""
+        ...
+
+    async def prune(self, now: Instant, *, timeout_ms: DurationMs) -> Mapping[str, int]:
+        """Drop feed rows, answers, tombstones, facts and sightings past their keeping time; rows dropped by table."""
+        ...
+
+    async def close(self) -> None:
+        """Release every connection."""
+        ...
+
+
+class Clock(Protocol):
+    """Database time as this replica knows it. Never falls, whatever the host clock does."""
+
+    def now(self) -> Instant:
+        """Estimate of database time, ms."""
+        ...
+
+
+class Entropy(Protocol):
+    """Source of randomness; seeded in tests."""
+
+    def draw(self) -> float:
+        """Uniform in [0, 1)."""
+        ...
+
+    def new_id(self) -> str:
+        """A fresh unique id, 26..36 characters, sortable by time where possible."""
+        ...
+
+
+RowsByKey = Mapping[Key, Row]
