@@ -8,6 +8,7 @@ read. Profiles of a mechanism (frozen numbers) are compiled from here by `policy
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +31,9 @@ class SettingSpec:
     spec: str = ""
     rest: str = ""
     """Name below /api/resilience, where the setting is patchable there."""
+    environment_rule: str = "as_is"
+    """How an environment number is read: `as_is` (finite, >= 0), `clamped` to the range too, or `positive_int`
+    (anything but a positive integer is ignored)."""
 
     @property
     def environment(self) -> str:
@@ -51,8 +55,14 @@ def register(*specs: SettingSpec) -> None:
 ENV_ALIASES: dict[str, str] = {}
 """Setting name -> older environment name that is accepted too (spec/README.md, Configuration 5)."""
 
+STORED_FALLBACKS: dict[str, str] = {}
+"""Setting name -> setting whose stored value serves where the first has none (spec/affinity.md section 2)."""
+
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
+_FLAG_TRUE = _TRUE | {"yes"}
+_FLAG_FALSE = _FALSE | {"no"}
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ class SettingSources:
         spec = REGISTRY[name]
         if connection and (value := read_stored(spec, connection.get(name))) is not None:
             return value, "connection"
-        if (value := read_stored(spec, self.stored.get(name))) is not None:
+        if (value := self._stored(spec)) is not None:
             return value, "stored"
         if (value := self._environment(spec)) is not None:
             return value, "environment"
@@ -104,6 +114,11 @@ class SettingSources:
         """True if the stored value or the environment switches `name` on (provider_cooldown.md section 1)."""
         spec = REGISTRY[name]
         return read_stored(spec, self.stored.get(name)) is True or self._environment(spec) is True
+
+    def _stored(self, spec: SettingSpec) -> object | None:
+        value = read_stored(spec, self.stored.get(spec.name))
+        fallback = STORED_FALLBACKS.get(spec.name)
+        return read_stored(spec, self.stored.get(fallback)) if value is None and fallback else value
 
     def _environment(self, spec: SettingSpec) -> object | None:
         for variable in (spec.environment, ENV_ALIASES.get(spec.name)):
@@ -136,8 +151,7 @@ def read_environment(spec: SettingSpec, raw: str) -> object | None:
         lowered = text.lower()
         return True if lowered in _TRUE else False if lowered in _FALSE else None
     if spec.kind in ("int", "float"):
-        number = _number(text)
-        return number if number is not None and number >= 0 else None
+        return _environment_number(spec, text)
     if spec.kind == "choice":
         return text if text in spec.choices else None
     if spec.kind == "text":
@@ -145,13 +159,30 @@ def read_environment(spec: SettingSpec, raw: str) -> object | None:
     return _read_list(spec, [part.strip() for part in text.split(",") if part.strip()])
 
 
+def read_flag(raw: str) -> bool | None:
+    """A feature flag: a switch by word, `yes` and `no` included; None where unusable (the caller warns)."""
+    word = raw.strip().lower()
+    return True if word in _FLAG_TRUE else False if word in _FLAG_FALSE else None
+
+
+def _environment_number(spec: SettingSpec, text: str) -> float | int | None:
+    number = _number(text)
+    if number is None or number < 0:
+        return None
+    if spec.environment_rule == "positive_int":
+        return number if isinstance(number, int) and number > 0 else None
+    return _clamped(spec, number) if spec.environment_rule == "clamped" else number
+
+
 def _number(raw: object) -> float | int | None:
+    """A finite number from a number or a plain decimal text; whole ones as int."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
         return None
-    try:
-        number = float(raw)
-    except ValueError:
+    if isinstance(raw, int):
+        return raw
+    if isinstance(raw, str) and not _NUMBER.fullmatch(raw.strip()):
         return None
+    number = float(raw)
     if not math.isfinite(number):
         return None
     return int(number) if number.is_integer() else number
