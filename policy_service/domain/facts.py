@@ -36,6 +36,8 @@ class Fact:
     hint_ms: DurationMs | None = None
     replica: str = ""
     actor: str = ""
+    failure_count: int | None = None
+    """Count after the transition, where the mechanism counts (breaker.md section 2, history)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class FactLog:
         generation: int = 1,
         deadline_at: Instant | None = None,
         reason: str | None = None,
+        failure_count: int | None = None,
     ) -> Fact:
         """Append one fact; `reason` overrides the reason of the cause."""
         cause = self.cause
@@ -105,6 +108,7 @@ class FactLog:
             hint_ms=cause.hint_ms,
             replica=cause.replica,
             actor=cause.actor,
+            failure_count=failure_count,
         )
         self.facts.append(fact)
         return fact
