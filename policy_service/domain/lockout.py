@@ -1,18 +1,39 @@
-"""Model lockout: one model of one connection out of use (spec/model_lockout.md). Pure."""
+"""Model lockout: one model of one connection out of use (spec/model_lockout.md). Pure.
+
+Two writers share the locks: the failure algorithm of a connection (always) and the pool lockout (opt-in). A lock
+never shortens except by a fresh success or a manual delete; its counter outlives it for a while and carries the
+escalation.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Final, NamedTuple, Self
+from zoneinfo import ZoneInfo
 
-from policy_service.domain.cooldown import EarlyProbe
-from policy_service.domain.ids import Instant
-from policy_service.domain.state import Key
+from policy_service.domain.connection_state import EarlyProbe
+from policy_service.domain.ids import SERVER_STATED, DurationMs, Instant
+from policy_service.domain.lockout_keys import EXACT, LockKey, key_of, keys_of, scoped_model, written_kind
+from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
+from policy_service.domain.state import Key, StateBook
+
+_NO_MAXIMUM_MS: Final = 120_000
+_LONGEST_DAY_MS: Final = 25 * 3_600_000
+_DAY_MS: Final = 24 * 3_600_000
+_LOCAL_NOT_FOUND_MS: Final = 5_000
+_FALLBACK_BASE_MS: Final = {429: 1_000}
+SLOW_REASON: Final = "slow_first_output"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLockState:
-    """Lock and counter of one key. `key_kind` is `family`, `bare` or `exact`; `model_key` the key's text."""
+    """Lock and counter of one key. `key_kind` is `family`, `bare` or `exact`; `model_key` the key's text.
+
+    Family and bare key of a model without a quota family are one row, stored as `family`; `written_as` keeps the
+    kind that was asked for.
+    """
 
     KIND: ClassVar[str] = "model_lock"
     provider: str
@@ -35,6 +56,7 @@ class ModelLockState:
     early_probe: EarlyProbe | None = None
     last_event_at: Instant | None = None
     fact_id: str = ""
+    written_as: str = ""
 
     @property
     def key(self) -> Key:
@@ -58,6 +80,8 @@ class FamilyPoolState:
     connection: str
     pool: str
     limited_until: Instant | None = None
+    limited_at: Instant | None = None
+    """Newest failure behind the timer; an older success does not lift it."""
     last_event_at: Instant | None = None
     fact_id: str = ""
 
@@ -76,3 +100,268 @@ class FamilyPoolState:
     @classmethod
     def default(cls, key: Key) -> Self:
         return cls(key[1], key[2], key[3])
+
+
+# -- place of a target -------------------------------------------------------------------------------
+class Place(NamedTuple):
+    """The model whose locks are meant, with what its provider says about key choice."""
+
+    provider: str
+    connection: str
+    model: str
+    quota_family: str | None = None
+    default_scope: str | None = None
+
+    @property
+    def pool(self) -> str:
+        """Family pool of the model."""
+        return scoped_model(self.provider, self.quota_family, self.model)
+
+
+def lock_row(book: StateBook, place: Place, key: LockKey) -> ModelLockState:
+    """Row at one of the target's keys."""
+    return book.get(ModelLockState, place.provider, place.connection, key.kind, key.text)
+
+
+def lock_rows(book: StateBook, place: Place) -> tuple[ModelLockState, ...]:
+    """Rows of every key of the target, absent ones as defaults; a reader must look at all of them."""
+    return tuple(lock_row(book, place, key) for key in keys_of(place.provider, place.quota_family, place.model))
+
+
+def generation_of(book: StateBook, place: Place) -> int:
+    """Generation of the target's locks: the newest of its keys (they grow together at a manual delete)."""
+    return max(row.generation for row in lock_rows(book, place))
+
+
+def is_locked(row: ModelLockState, now: Instant) -> bool:
+    """True up to and including the end."""
+    return row.until is not None and now <= row.until
+
+
+def longest_lock(rows: Iterable[ModelLockState], now: Instant) -> ModelLockState | None:
+    """The lock in force that ends last, or None."""
+    held = [row for row in rows if is_locked(row, now)]
+    return max(held, key=lambda row: row.until or 0, default=None)
+
+
+# -- the writer --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LockEvidence:
+    """One failure handed to the writer (section 4). `exact_ms` 0: the lock escalates by its own count."""
+
+    status: int | None
+    reason: str
+    base_ms: DurationMs = 0
+    exact_ms: DurationMs = 0
+    exact_source: str = ""
+    uncapped: bool = False
+    scope: str | None = None
+    local: bool = False
+    until_midnight: bool = True
+    """A spent quota without a stated end lasts until midnight; off for the pool lockout."""
+
+
+class Counted(NamedTuple):
+    """Effect on the counter: its value after the failure, and the step that the duration takes."""
+
+    total: int
+    step: int
+
+
+def key_written(evidence: LockEvidence, place: Place) -> tuple[str, LockKey]:
+    """Kind that a failure writes, and its place."""
+    kind = written_kind(evidence.status, evidence.reason, evidence.scope or place.default_scope)
+    return kind, key_of(kind, place.provider, place.quota_family, place.model)
+
+
+def count_failure(row: ModelLockState, at: Instant, late: bool) -> Counted:
+    """Counter after one more failure. Late evidence adds to the count but takes the step that stands."""
+    if row.last_failure_at is None or not row.failure_count:
+        return Counted(1, 1)
+    within = at - row.last_failure_at <= row.reset_after_ms + row.last_cooldown_ms
+    count = row.failure_count + 1 if within else 1
+    return Counted(count, row.failure_count if late else count)
+
+
+def lock_duration(
+    evidence: LockEvidence, step: int, profile: LockoutProfile, base_ms: DurationMs, now: Instant, zone: str | None
+) -> DurationMs:
+    """Length of the lock (table of section 4)."""
+    longest = profile.max_cooldown_ms
+    if evidence.exact_ms > 0:
+        in_full = evidence.uncapped or evidence.exact_source in SERVER_STATED
+        return evidence.exact_ms if in_full else _limited(evidence.exact_ms, longest)
+    if evidence.reason == "quota_exhausted" and evidence.until_midnight:
+        return _limited(until_midnight(now, zone), longest)
+    scaled = base_ms << min(step - 1, profile.max_backoff_steps)
+    return _limited(scaled, _NO_MAXIMUM_MS if longest is None else longest)
+
+
+def lock_base(evidence: LockEvidence, profile_base_ms: DurationMs) -> DurationMs:
+    """Base of the lock's own ladder: the decision's, else the profile's, else by status."""
+    if evidence.local and evidence.status == 404:
+        return _LOCAL_NOT_FOUND_MS
+    return evidence.base_ms or profile_base_ms or _FALLBACK_BASE_MS.get(evidence.status or 0, 5_000)
+
+
+def _limited(duration: DurationMs, longest: DurationMs | None) -> DurationMs:
+    return duration if longest is None else min(duration, longest)
+
+
+def until_midnight(now: Instant, zone: str | None) -> DurationMs:
+    """Time to the next midnight of an IANA zone (None: the zone of the host); a day that is too long counts 24 h."""
+    tz = ZoneInfo(zone) if zone else None
+    local = datetime.fromtimestamp(now / 1000, UTC).astimezone(tz)
+    midnight = datetime(local.year, local.month, local.day, tzinfo=tz) + timedelta(days=1)
+    wait = round(midnight.timestamp() * 1000) - now
+    return wait if 0 < wait <= _LONGEST_DAY_MS else _DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class LockWrite:
+    """Circumstances of one write.
+
+    `counts` False: this outcome was counted at this key before, or it is the failed test of an early probe; only
+    a later end is taken over.
+    """
+
+    at: Instant
+    profile: LockoutProfile
+    profile_base_ms: DurationMs = 0
+    zone: str | None = None
+    counts: bool = True
+
+
+def write_lock(row: ModelLockState, evidence: LockEvidence, place: Place, how: LockWrite) -> ModelLockState:
+    """Row after one failure: count raised, end never shortened (sections 4 and "never shorter")."""
+    late = row.last_event_at is not None and how.at < row.last_event_at
+    counted = count_failure(row, how.at, late) if how.counts else Counted(row.failure_count, max(1, row.failure_count))
+    base = lock_base(evidence, how.profile_base_ms)
+    duration = lock_duration(evidence, counted.step, how.profile, base, how.at, how.zone)
+    kind, _ = key_written(evidence, place)
+    written = replace(
+        row,
+        model=place.model,
+        written_as=kind,
+        failure_count=counted.total,
+        last_failure_at=_later(row.last_failure_at, how.at),
+        reset_after_ms=how.profile.reset_after_ms,
+        last_cooldown_ms=row.last_cooldown_ms if late else duration,
+        last_event_at=_later(row.last_event_at, how.at),
+    )
+    return extend_lock(written, how.at, how.at + duration, evidence.reason, evidence.exact_source)
+
+
+def extend_lock(row: ModelLockState, at: Instant, until: Instant, reason: str, source: str = "") -> ModelLockState:
+    """Lock until `until` at the earliest; a later end stays with its reason."""
+    if row.until is not None and row.until >= until:
+        return row
+    running = is_locked(row, at)
+    return replace(
+        row,
+        until=until,
+        locked_at=row.locked_at if running and row.locked_at is not None else at,
+        reason=reason,
+        hint_source=source,
+        early_probe=row.early_probe if running else None,
+    )
+
+
+def _later(a: Instant | None, b: Instant) -> Instant:
+    return b if a is None else max(a, b)
+
+
+# -- recovery ----------------------------------------------------------------------------------------
+class Decay(NamedTuple):
+    """What a success did to the counters of a target."""
+
+    cleared: bool
+    new_failure_count: int
+
+
+def decayed(row: ModelLockState, started_at: Instant) -> ModelLockState:
+    """Row after a success: count halved, at 0 counter and lock gone. An older success changes nothing."""
+    if row.until is None and not row.failure_count:
+        return row
+    if row.last_failure_at is not None and started_at < row.last_failure_at:
+        return row
+    half = row.failure_count // 2
+    return replace(row, failure_count=half) if half else released(row)
+
+
+def released(row: ModelLockState) -> ModelLockState:
+    """Row without lock and counter; slow events and generation stay."""
+    return replace(
+        ModelLockState.default(row.key),
+        generation=row.generation,
+        slow_events=row.slow_events,
+        slow_step=row.slow_step,
+        last_event_at=row.last_event_at,
+        fact_id=row.fact_id,
+    )
+
+
+def decay_report(before: Iterable[ModelLockState], after: Iterable[ModelLockState]) -> Decay:
+    """Summary over the keys of one target; without any state: not cleared, 0."""
+    had_state = any(row.until is not None or row.failure_count for row in before)
+    rows = tuple(after)
+    count = max((row.failure_count for row in rows), default=0)
+    return Decay(had_state and all(row.until is None and not row.failure_count for row in rows), count)
+
+
+def deleted(rows: Iterable[ModelLockState]) -> tuple[ModelLockState, ...]:
+    """Rows of one target after a manual delete: empty, all at the next generation."""
+    present = tuple(rows)
+    generation = 1 + max((row.generation for row in present), default=0)
+    return tuple(
+        replace(ModelLockState.default(row.key), generation=generation, last_event_at=row.last_event_at)
+        for row in present
+    )
+
+
+# -- slow first output -------------------------------------------------------------------------------
+def note_first_output(
+    row: ModelLockState, first_output_ms: DurationMs, at: Instant, slow: SlowFirstOutput
+) -> ModelLockState:
+    """Row of the exact key after a fresh success: a prompt one clears events and step, a slow one may lock."""
+    if first_output_ms <= slow.threshold_ms:
+        return replace(row, slow_events=(), slow_step=0)
+    events = (*(t for t in row.slow_events if at - t < slow.window_ms), at)
+    if len(events) < slow.events:
+        return replace(row, slow_events=events)
+    duration = slow.locks_ms[min(row.slow_step, len(slow.locks_ms) - 1)]
+    stepped = replace(
+        row,
+        slow_events=(),
+        slow_step=row.slow_step + 1,
+        last_failure_at=_later(row.last_failure_at, at),
+        written_as=EXACT,
+    )
+    return extend_lock(stepped, at, at + duration, SLOW_REASON)
+
+
+# -- pool lockout ------------------------------------------------------------------------------------
+_POOL_REASONS: Final = {429: "rate_limit", 403: "quota_exhausted", 404: "not_found", 408: "server_error"}
+MODEL_SCOPED_400_MS: Final = 3_600_000
+
+
+def pool_evidence(
+    status: int, hint_ms: DurationMs, hint_source: str, model_scoped_400: bool, profile: LockoutProfile
+) -> LockEvidence | None:
+    """What the pool lockout hands to the writer for one failed attempt (section 5); None: nothing.
+
+    Args:
+        hint_ms: parsed hint, 0 without one.
+        model_scoped_400: a 400 about the model itself, on a provider that counts per model.
+    """
+    if not profile.pool_enabled:
+        return None
+    if status == 400 and model_scoped_400:
+        return LockEvidence(400, "model_capacity", exact_ms=MODEL_SCOPED_400_MS, uncapped=True)
+    if status not in profile.error_codes:
+        return None
+    base = profile.base_cooldown_ms
+    flat = 0 if profile.use_exponential_backoff else base
+    exact, source = (hint_ms, hint_source) if hint_ms > base else (flat, "")
+    reason = _POOL_REASONS.get(status, "server_error" if status >= 500 else "unknown")
+    return LockEvidence(status, reason, base, exact, source, until_midnight=False)
