@@ -236,7 +236,7 @@ def open_ms(profile: BreakerProfile, cycles: int, kind: str) -> DurationMs:
     excess = cycles - profile.backoff_escalation_cycles
     if excess <= 0:
         return math.ceil(base)
-    return math.ceil(min(base * 2 ** min(excess, 60), base * profile.max_backoff_multiplier))
+    return math.ceil(min(base * (1 << min(int(excess), 60)), base * profile.max_backoff_multiplier))
 
 
 def ramp_share(state: BreakerState, now: Instant, profile: BreakerProfile) -> float:

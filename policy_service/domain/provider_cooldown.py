@@ -152,7 +152,7 @@ def _provider_ms(entry: ProviderCooldownState, profile: ProviderCooldownProfile)
 def _connection_ms(entry: ProviderCooldownState, profile: ProviderCooldownProfile) -> DurationMs | None:
     if not entry.count:
         return None
-    return math.ceil(min(profile.min_ms * 2 ** min(entry.count - 1, _MAX_DOUBLINGS), profile.max_ms))
+    return math.ceil(min(profile.min_ms * (1 << min(entry.count - 1, _MAX_DOUBLINGS)), profile.max_ms))
 
 
 def _clear(entry: ProviderCooldownState, at: Instant, facts: FactLog, reason: str) -> ProviderCooldownState:
