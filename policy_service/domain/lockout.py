@@ -13,11 +13,40 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
+from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.ids import SERVER_STATED, DurationMs, Instant
 from policy_service.domain.lockout_keys import EXACT, LockKey, key_of, keys_of, scoped_model, written_kind
 from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
 from policy_service.domain.state import Key, StateBook
+
+__all__ = [
+    "SLOW_REASON",
+    "Decay",
+    "FamilyPoolState",
+    "LockEvidence",
+    "LockKey",
+    "LockWrite",
+    "ModelLockState",
+    "Place",
+    "decay_report",
+    "decayed",
+    "deleted",
+    "extend_lock",
+    "generation_of",
+    "is_locked",
+    "key_written",
+    "lock_keys",
+    "lock_row",
+    "lock_rows",
+    "longest_lock",
+    "note_first_output",
+    "pool_evidence",
+    "released",
+    "scoped_model",
+    "until_midnight",
+    "write_lock",
+]
 
 _NO_MAXIMUM_MS: Final = 120_000
 _LONGEST_DAY_MS: Final = 25 * 3_600_000
@@ -104,18 +133,22 @@ class FamilyPoolState:
 
 # -- place of a target -------------------------------------------------------------------------------
 class Place(NamedTuple):
-    """The model whose locks are meant, with what its provider says about key choice."""
+    """The model whose locks are meant: canonical provider id, connection, model, and the provider's entry."""
 
     provider: str
     connection: str
     model: str
-    quota_family: str | None = None
-    default_scope: str | None = None
+    entry: Provider
 
     @property
     def pool(self) -> str:
         """Family pool of the model."""
-        return scoped_model(self.provider, self.quota_family, self.model)
+        return scoped_model(self.entry, self.model)
+
+
+def lock_keys(entry: Provider, provider: str, connection: str, model: str) -> tuple[Key, ...]:
+    """Row keys of every place at which a lock of this model can lie."""
+    return tuple((ModelLockState.KIND, provider, connection, *key) for key in keys_of(entry, model))
 
 
 def lock_row(book: StateBook, place: Place, key: LockKey) -> ModelLockState:
@@ -125,7 +158,7 @@ def lock_row(book: StateBook, place: Place, key: LockKey) -> ModelLockState:
 
 def lock_rows(book: StateBook, place: Place) -> tuple[ModelLockState, ...]:
     """Rows of every key of the target, absent ones as defaults; a reader must look at all of them."""
-    return tuple(lock_row(book, place, key) for key in keys_of(place.provider, place.quota_family, place.model))
+    return tuple(lock_row(book, place, key) for key in keys_of(place.entry, place.model))
 
 
 def generation_of(book: StateBook, place: Place) -> int:
@@ -170,8 +203,8 @@ class Counted(NamedTuple):
 
 def key_written(evidence: LockEvidence, place: Place) -> tuple[str, LockKey]:
     """Kind that a failure writes, and its place."""
-    kind = written_kind(evidence.status, evidence.reason, evidence.scope or place.default_scope)
-    return kind, key_of(kind, place.provider, place.quota_family, place.model)
+    kind = written_kind(evidence.status, evidence.reason, evidence.scope or place.entry.default_lock_scope)
+    return kind, key_of(kind, place.entry, place.model)
 
 
 def count_failure(row: ModelLockState, at: Instant, late: bool) -> Counted:

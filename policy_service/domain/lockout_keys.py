@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from policy_service.domain.catalogue import Provider
+
 FAMILY = "family"
 BARE = "bare"
 EXACT = "exact"
@@ -66,12 +68,12 @@ FAMILY_SCHEMES: Mapping[str, FamilyScheme] = {
 """By the catalogue's `quota_family`."""
 
 
-def scoped_model(provider: str, quota_family: str | None, model: str) -> str:
+def scoped_model(provider: Provider, model: str) -> str:
     """Name under which a model's quota is counted at its provider; the model itself without a family."""
-    scheme = FAMILY_SCHEMES.get(quota_family or "")
+    scheme = FAMILY_SCHEMES.get(provider.quota_family or "")
     if scheme is None:
         return model
-    name = _without_path(provider, model) if scheme.strips_path else model
+    name = _without_path(provider.id, model) if scheme.strips_path else model
     lowered = name.lower()
     return next((rule.family for rule in scheme.rules if rule.matches(lowered)), name)
 
@@ -84,17 +86,17 @@ def _without_path(provider: str, model: str) -> str:
     return name.partition("/")[2] or name
 
 
-def key_of(kind: str, provider: str, quota_family: str | None, model: str) -> LockKey:
+def key_of(kind: str, provider: Provider, model: str) -> LockKey:
     """Place of the lock of a kind; family and bare key of a model without a family are one place."""
     if kind == EXACT:
         return LockKey(EXACT, model.strip().lower())
-    scoped = scoped_model(provider, quota_family, model)
+    scoped = scoped_model(provider, model)
     return LockKey(BARE, model) if kind == BARE and scoped != model else LockKey(FAMILY, scoped)
 
 
-def keys_of(provider: str, quota_family: str | None, model: str) -> tuple[LockKey, ...]:
+def keys_of(provider: Provider, model: str) -> tuple[LockKey, ...]:
     """Every place at which a lock of this model can lie, without repetition."""
-    return tuple(dict.fromkeys(key_of(kind, provider, quota_family, model) for kind in KEY_KINDS))
+    return tuple(dict.fromkeys(key_of(kind, provider, model) for kind in KEY_KINDS))
 
 
 def written_kind(status: int | None, reason: str, scope: str | None) -> str:

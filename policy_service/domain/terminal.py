@@ -15,10 +15,37 @@ from policy_service.domain.connection_state import (
     BANNED,
     CREDITS_EXHAUSTED,
     EXPIRED,
+    TERMINAL_STATES,
     ConnectionState,
 )
 from policy_service.domain.ids import AuthClass, DurationMs, Instant
 from policy_service.domain.profiles import TerminalProfile
+
+__all__ = [
+    "BANNED",
+    "CREDITS_EXHAUSTED",
+    "EXPIRED",
+    "TERMINAL_STATES",
+    "Evidence",
+    "Refusal",
+    "Resolution",
+    "RetryPermit",
+    "change_credential",
+    "disables",
+    "enter",
+    "grant_retry",
+    "next_retry_at",
+    "refuse",
+    "resolve_terminal",
+    "retry_due",
+    "retry_failed",
+    "retry_succeeded",
+    "revive",
+    "soft_strikes",
+    "with_refusal",
+    "with_soft_strike",
+    "without_streak",
+]
 
 LIVE_TOKEN_MS: Final = 60_000
 """A token that is valid for longer than this excuses a 401 (strictly longer)."""

@@ -1,0 +1,81 @@
+"""Pool guard: soft exclusions never empty a pool beyond a share, and panic mode when nobody is left
+(spec/guards.md section 6). Pure.
+
+Which exclusions are in force is a function of the members alone: the oldest come first. So no replica can
+overshoot, nothing has to be stored, and an exclusion that ends makes room for the oldest one waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policy_service.domain.ids import Instant
+from policy_service.domain.profiles import PoolGuardProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One target of a pool that is neither terminal nor disabled nor leased to someone else."""
+
+    name: str
+    until: Instant | None = None
+    """End of its soft exclusion; None: not excluded."""
+    since: Instant = 0
+    """Start of the exclusion."""
+    fixed: bool = False
+    """The deadline was stated by the server, or the breaker was forced open: never overridden."""
+
+    def is_excluded(self, now: Instant) -> bool:
+        """True while the exclusion runs."""
+        return self.until is not None and self.until > now
+
+
+@dataclass(frozen=True, slots=True)
+class PoolVerdict:
+    """Names in pool order. `panic` lists members to offer although they are excluded, best first."""
+
+    excluded: tuple[str, ...]
+    not_enforced: tuple[str, ...]
+    selectable: tuple[str, ...]
+    panic: tuple[str, ...] = ()
+
+
+def limit_of(members: Sequence[Member], profile: PoolGuardProfile) -> int:
+    """Number of members that soft exclusions may take out of the pool at one time."""
+    return math.floor(len(members) * profile.max_excluded_share)
+
+
+def judge_pool(members: Sequence[Member], profile: PoolGuardProfile, now: Instant, in_flight: int = 0) -> PoolVerdict:
+    """Which exclusions of a pool are in force.
+
+    Args:
+        members: in pool order, terminal, disabled and foreign-leased targets left out.
+        in_flight: panic calls of this pool that are under way in the fleet.
+    """
+    wanted = [member for member in members if member.is_excluded(now)]
+    waived = _waived(members, wanted, profile) if profile.enabled else frozenset()
+    excluded = tuple(m.name for m in wanted if m.name not in waived)
+    selectable = tuple(m.name for m in members if m.name not in excluded)
+    panic = _panic(wanted, profile, in_flight) if profile.enabled and not selectable else ()
+    return PoolVerdict(excluded, tuple(m.name for m in wanted if m.name in waived), selectable, panic)
+
+
+def overflows(members: Sequence[Member], candidate: str, profile: PoolGuardProfile, now: Instant) -> bool:
+    """True if the exclusion just written for `candidate` stays without effect (fact `exclusion_overflow`)."""
+    return candidate in judge_pool(members, profile, now).not_enforced
+
+
+def _waived(members: Sequence[Member], wanted: Sequence[Member], profile: PoolGuardProfile) -> frozenset[str]:
+    fixed = sum(member.fixed for member in wanted)
+    room = max(0, limit_of(members, profile) - fixed)
+    oldest_first = sorted((m for m in wanted if not m.fixed), key=lambda m: m.since)
+    return frozenset(member.name for member in oldest_first[room:])
+
+
+def _panic(wanted: Sequence[Member], profile: PoolGuardProfile, in_flight: int) -> tuple[str, ...]:
+    if in_flight >= profile.panic_max_in_flight:
+        return ()
+    offered = sorted((m for m in wanted if not m.fixed), key=lambda m: m.until or 0)
+    return tuple(member.name for member in offered)
