@@ -186,7 +186,7 @@ def retry_after_ms(state: BreakerState, now: Instant, profile: BreakerProfile, r
         return local - now
     if seen.state is State.HALF_OPEN:
         return min((permit.expires_at - now for permit in live_permits(seen, now)), default=None)
-    return (seen.closed_at or now) + math.ceil(profile.slow_start_duration_ms) - now
+    return _ramp_end(seen, profile) - now
 
 
 def blocks(state: BreakerState, now: Instant) -> bool:
@@ -243,7 +243,8 @@ def ramp_share(state: BreakerState, now: Instant, profile: BreakerProfile) -> fl
     """Share of the asked calls that slow start admits at `now`; 1.0 outside a ramp."""
     if not in_ramp(state, now, profile):
         return 1.0
-    elapsed = max(0, now - (state.closed_at or now)) / profile.slow_start_duration_ms
+    left = _ramp_end(state, profile) - now
+    elapsed = 1 - left / profile.slow_start_duration_ms
     return max(profile.slow_start_min_share, math.pow(elapsed, 1 / max(profile.slow_start_aggression, 1e-9)))
 
 
@@ -275,8 +276,13 @@ def is_due(state: BreakerState, now: Instant) -> bool:
     return state.state is State.OPEN and (state.reopen_at is None or now >= state.reopen_at)
 
 
+def _ramp_end(state: BreakerState, profile: BreakerProfile) -> Instant:
+    assert state.closed_at is not None
+    return state.closed_at + math.ceil(profile.slow_start_duration_ms)
+
+
 def in_ramp(state: BreakerState, at: Instant, profile: BreakerProfile) -> bool:
     """Is `at` inside the slow-start ramp of the last close?"""
     if state.closed_at is None or not profile.slow_start_enabled:
         return False
-    return state.closed_at <= at < state.closed_at + profile.slow_start_duration_ms
+    return state.closed_at <= at < _ramp_end(state, profile)

@@ -72,7 +72,7 @@ def is_cooling(entry: ProviderCooldownState, now: Instant) -> bool:
 
 def remaining_ms(entry: ProviderCooldownState, now: Instant) -> DurationMs:
     """Time left, 0 where it is not cooling."""
-    return (entry.cooling_until or now) - now if is_cooling(entry, now) else 0
+    return entry.cooling_until - now if entry.cooling_until is not None and is_cooling(entry, now) else 0
 
 
 def records(profile: ProviderCooldownProfile, provider: str, status: int | None, counts_per_model: bool) -> bool:
