@@ -210,3 +210,35 @@ class Entropy(Protocol):
 
 
 RowsByKey = Mapping[Key, Row]
+
+
+class SpoolFullError(Exception):
+    """The local spool is at its limit; the report is refused rather than lost later."""
+
+
+class Spool(Protocol):
+    """Local durable copy of acknowledged reports that are not committed yet (spec/fleet.md section 7).
+
+    Survives `kill -9` and a restart on the same disk, not the loss of the disk.
+    """
+
+    async def append(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Write (event id, encoded event) pairs durably; SpoolFullError at the limit, then none is written."""
+        ...
+
+    async def remove(self, event_ids: Sequence[str]) -> None:
+        """Forget committed events."""
+        ...
+
+    async def load(self) -> Sequence[tuple[str, bytes]]:
+        """Everything spooled by earlier processes on this disk, in order; their directories are adopted."""
+        ...
+
+    @property
+    def entries(self) -> int:
+        """Events spooled and not removed."""
+        ...
+
+    async def close(self) -> None:
+        """Release files and locks; entries stay."""
+        ...

@@ -89,7 +89,13 @@ class Policy:
         self.route_wait = self._route_wait()
         self.direct_wait = self._direct_wait()
         self.pool_guard = self._pool_guard()
+        self._capped = frozenset(c.id for c in catalogue.connections.values() if (c.max_concurrent or 0) > 0)
+        self.disabled_connections = frozenset(c.id for c in catalogue.connections.values() if not c.enabled)
         self._memo: dict[tuple[str, str, AuthClass | None], ConnectionPolicy] = {}
+
+    def is_capped(self, connection: str) -> bool:
+        """True where `max_concurrent` of a declared connection is a limit (concurrency.md section 1)."""
+        return connection in self._capped
 
     def canonical(self, provider: str) -> str:
         """Canonical id of a provider name or alias."""

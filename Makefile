@@ -1,0 +1,56 @@
+# Everything is set up by the target that needs it: `make run`, `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DIR ?= tests/vectors/data
+JOBS ?= 2
+
+.PHONY: run demo test unit lint vectors bench fuzz mutation proto docs buf clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: $(VENV)/.ready ## start the service with an embedded Postgres and no configuration
+	$(BIN)/policy-service serve
+
+demo: $(VENV)/.ready ## misbehaving upstreams, a small gateway and a live table of decisions
+	$(BIN)/policy-service demo
+
+test: lint $(VENV)/.ready ## everything that must pass before a change lands
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+
+unit: $(VENV)/.ready ## the pure core only, under a minute
+	$(BIN)/pytest tests/unit tests/property tests/vectors
+
+lint: $(VENV)/.ready ## ruff, mypy --strict, import rules, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+
+vectors: $(VENV)/.ready ## run every vector file below DIR
+	$(BIN)/python -m tests.vectors $(DIR)
+
+bench: $(VENV)/.ready ## throughput and latency against a bare echo server, as ratios
+	$(BIN)/policy-service bench
+
+fuzz: $(VENV)/.ready ## a million mutated bodies and headers
+	POLICY_FUZZ_EXAMPLES=1000000 $(BIN)/pytest tests/property -k fuzz --timeout 7200
+
+mutation: $(VENV)/.ready ## mutation score of the pure core
+	$(BIN)/python tests/mutation/run.py
+
+proto: $(VENV)/.ready ## regenerate the Python stubs
+	$(BIN)/python proto/generate.py
+
+buf: ## lint the contract and look for breaking changes (needs Node)
+	cd proto && npm ci --no-audit --no-fund --silent && npm run --silent lint && npm run --silent breaking
+
+docs: $(VENV)/.ready ## regenerate reference documentation
+	$(BIN)/policy-service config docs
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

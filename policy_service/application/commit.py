@@ -1,0 +1,341 @@
+"""Grouped commit: reported events become committed transitions (DESIGN section 3, spec/fleet.md section 2).
+
+One batch is in flight per replica; the next starts 20 ms after the start of the last at the earliest. A batch is
+one guarded transaction in which the events fold, in order, against locked rows. While the store is away events
+wait here in order, acknowledged ones are in the spool as well, and nothing acknowledged is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+from policy_service.application.events import OutcomeEvent
+from policy_service.application.ports import (
+    Committed,
+    Scope,
+    Spool,
+    SpoolFullError,
+    Store,
+    StoreUnavailableError,
+    Unit,
+    UnitResult,
+)
+from policy_service.application.view import View
+from policy_service.domain.facts import Fact
+from policy_service.domain.ids import DurationMs
+from policy_service.domain.policy import Policy
+from policy_service.domain.state import StateBook
+
+log = logging.getLogger(__name__)
+
+BATCH_LIMIT = 500
+BATCH_INTERVAL_S = 0.020
+RETRY_INTERVAL_S = 0.5
+TIMEOUTS_UNTIL_AWAY = 3
+REMEMBERED = 4_096
+
+
+class Result(Protocol):
+    """What folding one event gives; the answer to its reporter is made of it."""
+
+    @property
+    def facts(self) -> Sequence[Fact]: ...
+
+
+R = TypeVar("R", bound=Result)
+
+
+@dataclass(frozen=True, slots=True)
+class Folding(Generic[R]):
+    """The pure functions that the commit runs.
+
+    `scope` says what an event locks and reads; `encode` and `decode` are the compact stored answer.
+    """
+
+    scope: Callable[[Sequence[OutcomeEvent], Policy], Scope]
+    fold: Callable[[StateBook, OutcomeEvent, Policy], R]
+    encode: Callable[[R], bytes]
+    decode: Callable[[bytes], R]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported(Generic[R]):
+    """Answer to one report. `durable`: it survives the loss of this replica."""
+
+    result: R
+    durable: bool
+    duplicate: bool = False
+
+
+@dataclass(slots=True)
+class _Item(Generic[R]):
+    number: int
+    event: OutcomeEvent
+    provisional: R
+    """Result of folding the event on the view; the answer while the commit is not known."""
+    done: asyncio.Future[Reported[R]]
+    size: int
+    spooled: bool = False
+
+
+@dataclass(slots=True)
+class CommitCounters:
+    """What this replica's commit did so far."""
+
+    batches: int = 0
+    committed: int = 0
+    duplicates: int = 0
+    spooled: int = 0
+    refused: int = 0
+    failed_folds: int = 0
+    store_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Budgets and bounds of the commit."""
+
+    report_ms: DurationMs = 200
+    commit_ms: DurationMs = 2_000
+    max_pending: int = 20_000
+    max_pending_bytes: int = 64 * 1024 * 1024
+
+
+class GroupedCommit(Generic[R]):
+    """The queue of one replica and the task that commits it.
+
+    Args:
+        incarnation: id of this process's life; events are numbered within it.
+        encode_event: bytes of an event for the spool, `decode_event` the way back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        view: View,
+        spool: Spool,
+        folding: Folding[R],
+        incarnation: str,
+        *,
+        encode_event: Callable[[OutcomeEvent], bytes],
+        decode_event: Callable[[bytes], OutcomeEvent],
+        limits: CommitLimits | None = None,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._spool = spool
+        self._folding = folding
+        self.incarnation = incarnation
+        self._encode_event = encode_event
+        self._decode_event = decode_event
+        self._limits = limits or CommitLimits()
+        self._queue: deque[_Item[R]] = deque()
+        self._queued_bytes = 0
+        self._number = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._recent: dict[str, _Item[R]] = {}
+        self._failures_in_row = 0
+        self.counters = CommitCounters()
+
+    # -- life ----------------------------------------------------------------------------------------
+    async def start(self) -> int:
+        """Queue what the spool holds, then start committing. Returns the number of events taken over."""
+        adopted = 0
+        for event_id, payload in await self._spool.load():
+            try:
+                event = self._decode_event(payload)
+            except ValueError:
+                log.exception("a spooled report cannot be read and is left in the spool", extra={"event_id": event_id})
+                continue
+            self._enqueue(event, spooled=True)
+            adopted += 1
+        self._task = asyncio.create_task(self._loop(), name="grouped-commit")
+        return adopted
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Commit what is queued within the grace, spool the rest, end the task."""
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self._queue and not self.is_store_away and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._spool_items([item for item in self._queue if not item.spooled])
+
+    @property
+    def is_store_away(self) -> bool:
+        """True after three failures of the store in a row, until it answers again."""
+        return self._failures_in_row >= TIMEOUTS_UNTIL_AWAY
+
+    @property
+    def queued(self) -> int:
+        """Events not committed yet."""
+        return len(self._queue)
+
+    # -- reporting -----------------------------------------------------------------------------------
+    async def report(self, event: OutcomeEvent) -> Reported[R]:
+        """Queue one event and wait for its commit within the budget.
+
+        A repeated event id that is still known here gets the same answer. Cancelling the caller does not take
+        the event out of the queue.
+
+        Raises:
+            SpoolFullError: the bounds are reached; nothing was recorded.
+        """
+        known = self._recent.get(event.event_id)
+        if known is not None:
+            self.counters.duplicates += 1
+            return await self._await(known, duplicate=True)
+        self._check_bounds()
+        return await self._await(self._enqueue(event), duplicate=False)
+
+    async def _await(self, item: _Item[R], *, duplicate: bool) -> Reported[R]:
+        budget = 0.0 if self.is_store_away else self._limits.report_ms / 1000
+        if not item.done.done() and budget:
+            await asyncio.wait([item.done], timeout=budget)
+        if not item.done.done():
+            await self._spool_items([item])
+        if not item.done.done():
+            return Reported(item.provisional, durable=False, duplicate=duplicate)
+        reported = item.done.result()
+        return Reported(reported.result, reported.durable, duplicate or reported.duplicate)
+
+    def _check_bounds(self) -> None:
+        limits = self._limits
+        if len(self._queue) >= limits.max_pending or self._queued_bytes >= limits.max_pending_bytes:
+            self.counters.refused += 1
+            raise SpoolFullError(f"{len(self._queue)} reports wait for the store ({self._queued_bytes} bytes)")
+
+    def _enqueue(self, event: OutcomeEvent, *, spooled: bool = False) -> _Item[R]:
+        self._number += 1
+        done: asyncio.Future[Reported[R]] = asyncio.get_running_loop().create_future()
+        provisional = cast("R", self._view.add_pending(self._number, event))
+        item = _Item(self._number, event, provisional, done, 512 + len(event.outcome.text), spooled)
+        self._queue.append(item)
+        self._queued_bytes += item.size
+        self._recent[event.event_id] = item
+        while len(self._recent) > REMEMBERED + len(self._queue):
+            self._recent.pop(next(iter(self._recent)))
+        self._wake.set()
+        return item
+
+    async def _spool_items(self, items: Sequence[_Item[R]]) -> None:
+        fresh = [item for item in items if not item.spooled and not item.done.done()]
+        if not fresh:
+            return
+        for item in fresh:
+            item.spooled = True
+        try:
+            await self._spool.append([(i.event.event_id, self._encode_event(i.event)) for i in fresh])
+        except Exception:
+            for item in fresh:
+                item.spooled = False
+            raise
+        self.counters.spooled += len(fresh)
+        await self._spool.remove([i.event.event_id for i in fresh if i.done.done()])
+
+    # -- committing ----------------------------------------------------------------------------------
+    async def _loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            started = loop.time()
+            try:
+                await self._commit_next()
+            except StoreUnavailableError as error:
+                await self._store_failed(error)
+            await asyncio.sleep(max(0.0, started + BATCH_INTERVAL_S - loop.time()))
+
+    async def _store_failed(self, error: StoreUnavailableError) -> None:
+        self._failures_in_row += 1
+        self.counters.store_failures += 1
+        if self._failures_in_row == TIMEOUTS_UNTIL_AWAY:
+            log.warning("the store counts as away: %s", error)
+        if self.is_store_away:
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _commit_next(self) -> None:
+        """Commit the oldest events; they stay queued, in order, until the store says that they are in."""
+        batch = [self._queue[i] for i in range(min(len(self._queue), BATCH_LIMIT))]
+        try:
+            committed = await self._run(batch)
+        except StoreUnavailableError:
+            raise
+        except Exception:
+            log.exception("a batch of %d reports cannot be folded; trying them one by one", len(batch))
+            await self._commit_singly(batch)
+            return
+        await self._settle(batch, committed)
+
+    async def _commit_singly(self, batch: Sequence[_Item[R]]) -> None:
+        for item in batch:
+            try:
+                committed = await self._run([item])
+            except StoreUnavailableError:
+                raise
+            except Exception as error:
+                log.exception("a report cannot be folded and is set aside", extra={"event_id": item.event.event_id})
+                self.counters.failed_folds += 1
+                self._leave_queue([item])
+                if not item.done.done():
+                    item.done.set_exception(error)
+            else:
+                await self._settle([item], committed)
+
+    async def _run(self, batch: Sequence[_Item[R]]) -> Committed[dict[str, Reported[R]]]:
+        events = [item.event for item in batch]
+        policy = self._view.policy
+        unit = Unit(
+            scope=self._folding.scope(events, policy),
+            run=lambda book, _now, known: self._fold_batch(book, events, policy, known),
+            event_ids=tuple(event.event_id for event in events),
+            progress=(self.incarnation, batch[-1].number),
+        )
+        return await self._store.run(unit, timeout_ms=self._limits.commit_ms)
+
+    def _fold_batch(
+        self, book: StateBook, events: Sequence[OutcomeEvent], policy: Policy, known: Mapping[str, bytes]
+    ) -> UnitResult[dict[str, Reported[R]]]:
+        """Fold in (instant, id) order; an event whose answer is stored is skipped and gets that answer."""
+        folding = self._folding
+        answers: dict[str, Reported[R]] = {}
+        facts: list[Fact] = []
+        fresh: dict[str, bytes] = {}
+        for event in sorted(events, key=lambda e: (e.at, e.event_id)):
+            if (stored := known.get(event.event_id)) is not None:
+                answers[event.event_id] = Reported(folding.decode(stored), durable=True, duplicate=True)
+                continue
+            result = folding.fold(book, event, policy)
+            facts.extend(result.facts)
+            fresh[event.event_id] = folding.encode(result)
+            answers[event.event_id] = Reported(result, durable=True)
+        return UnitResult(answers, facts, fresh)
+
+    async def _settle(self, batch: Sequence[_Item[R]], committed: Committed[dict[str, Reported[R]]]) -> None:
+        if self.is_store_away:
+            log.info("the store is back; %d reports are queued", len(self._queue))
+        self._failures_in_row = 0
+        self._view.apply_committed(committed.rows, batch[-1].number)
+        self._leave_queue(batch)
+        self.counters.batches += 1
+        self.counters.committed += len(batch)
+        for item in batch:
+            reported = committed.value[item.event.event_id]
+            self.counters.duplicates += reported.duplicate
+            if not item.done.done():
+                item.done.set_result(reported)
+        await self._spool.remove([item.event.event_id for item in batch if item.spooled])
+
+    def _leave_queue(self, batch: Sequence[_Item[R]]) -> None:
+        for item in batch:
+            assert self._queue[0] is item
+            self._queue.popleft()
+            self._queued_bytes -= item.size
+        if not self._queue:
+            self._wake.clear()

@@ -1,0 +1,159 @@
+"""Following the store: the view converges by announcements and polls, the clock learns from each poll.
+
+Lost announcements cost latency, never correctness: the poll interval bounds staleness, and after a broken
+subscription everything is loaded anew (spec/fleet.md section 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from policy_service.application.clock import DatabaseClock
+from policy_service.application.ports import ClockSample, Feed, Store, StoreUnavailableError
+from policy_service.application.view import View
+from policy_service.domain.ids import DurationMs
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_MS = 5_000
+RESUBSCRIBE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSettings:
+    """How often and how long."""
+
+    poll_ms: DurationMs = 250
+    """Between polls while nothing is announced."""
+    poll_timeout_ms: DurationMs = 1_000
+    notifications: bool = True
+
+
+class Follower:
+    """Keeps a view up to date.
+
+    Args:
+        monotonic_ms: the host's monotonic clock, ms.
+        on_revision: called with the newest catalogue revision number whenever it differs from the one in force.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        view: View,
+        clock: DatabaseClock,
+        incarnation: str,
+        *,
+        monotonic_ms: Callable[[], float],
+        on_revision: Callable[[int], Awaitable[None]],
+        settings: FollowSettings | None = None,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._clock = clock
+        self._incarnation = incarnation
+        self._monotonic_ms = monotonic_ms
+        self._on_revision = on_revision
+        self._settings = settings or FollowSettings()
+        self._wake = asyncio.Event()
+        self._reload = True
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failures = 0
+        self.polls = 0
+        self.reloads = 0
+
+    @property
+    def is_store_away(self) -> bool:
+        """True after three failed polls in a row."""
+        return self._failures >= 3
+
+    async def start(self) -> None:
+        """Load the view once (StoreUnavailableError where that fails), then follow in the background."""
+        await self._store_clock()
+        await self._step()
+        if self._settings.notifications:
+            self._tasks.append(asyncio.create_task(self._subscribe(), name="feed-subscription"))
+        self._tasks.append(asyncio.create_task(self._loop(), name="feed-poll"))
+
+    async def stop(self) -> None:
+        """End the background tasks."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Poll now."""
+        self._wake.set()
+
+    def _lost(self) -> None:
+        """The subscription broke: whatever was announced meanwhile is found by a full load."""
+        self._reload = True
+        self._wake.set()
+
+    async def _loop(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._settings.poll_ms / 1000)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self._step()
+                self._failures = 0
+            except StoreUnavailableError as error:
+                self._note_failure(error)
+            except Exception:
+                log.exception("a poll of the change feed failed")
+                self._failures += 1
+                await asyncio.sleep(self._settings.poll_ms / 1000)
+
+    def _note_failure(self, error: StoreUnavailableError) -> None:
+        self._failures += 1
+        self._reload = True
+        if self._failures == 3:
+            log.warning("the change feed is away, answers come from the last view: %s", error)
+
+    async def _step(self) -> None:
+        sent = self._monotonic_ms()
+        feed = await self._next_feed()
+        received = self._monotonic_ms()
+        if not feed.is_full:
+            self._clock.learn(ClockSample(feed.as_of, sent, received))
+        self._view.apply(feed, self._incarnation)
+        self.polls += 1
+        if feed.catalogue_revision != self._view.policy.revision:
+            await self._on_revision(feed.catalogue_revision)
+
+    async def _next_feed(self) -> Feed:
+        if self._reload or not self._view.is_loaded:
+            feed = await self._store.load(timeout_ms=LOAD_TIMEOUT_MS)
+            self._reload = False
+            self.reloads += 1
+            return feed
+        return await self._store.poll(self._view.watermark, timeout_ms=self._settings.poll_timeout_ms)
+
+    async def _store_clock(self) -> None:
+        self._clock.learn(await self._store.read_clock(timeout_ms=LOAD_TIMEOUT_MS))
+
+    async def _subscribe(self) -> None:
+        while True:
+            broken = asyncio.Event()
+
+            def lost(signal: asyncio.Event = broken) -> None:
+                signal.set()
+                self._lost()
+
+            try:
+                end = await self._store.subscribe(self.wake, lost)
+            except StoreUnavailableError:
+                await asyncio.sleep(RESUBSCRIBE_S)
+                continue
+            self._lost()
+            try:
+                await broken.wait()
+            finally:
+                await end()
+            await asyncio.sleep(RESUBSCRIBE_S)

@@ -1,0 +1,326 @@
+"""SelectTarget: where may this request go now, and why not elsewhere (spec/README.md, order for one selection).
+
+Decided from memory. Only a target whose breaker is half open (or in a slow start) costs a guarded transaction:
+its permit is acquired as the last act before the target is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from policy_service.application.freshness import Freshness
+from policy_service.application.gating import Gated, Gating
+from policy_service.application.grants import Granted, Grants
+from policy_service.application.messages import (
+    Candidate,
+    DecisionToken,
+    Dispatch,
+    EarlierAttempt,
+    Exclusion,
+    ExplainedTarget,
+    Explanation,
+    Reject,
+    SelectAnswer,
+    SelectRequest,
+    TokenTarget,
+    Wait,
+    WaitSpent,
+)
+from policy_service.application.ordering import Ordering
+from policy_service.application.pools import Pool, Pools
+from policy_service.application.ports import Clock, Entropy
+from policy_service.application.view import View
+from policy_service.domain import exclusions as gate
+from policy_service.domain.cooldown_wait import WaitBudget, WaitDecision, decide_wait
+from policy_service.domain.eligibility import lock_keys
+from policy_service.domain.ids import ConnectionId, Instant, ModelId, ProviderId, Target
+from policy_service.domain.request_exhaustion import NOTHING, Exhausted, FailedAttempt, exhausted
+from policy_service.domain.strategies import DEFAULT_STRATEGY
+from policy_service.domain.terminal_answer import terminal_answer
+
+NO_TARGETS = terminal_answer(DEFAULT_STRATEGY, (), 0)
+
+
+@dataclass(slots=True)
+class _Selection:
+    """One selection under way."""
+
+    request: SelectRequest
+    decision_id: str
+    pool: Pool
+    gated: Gated
+    now: Instant
+    order: Sequence[int]
+    excluded: list[gate.Exclusion]
+    fresh_rotation: object | None = None
+
+
+class SelectTarget:
+    """The use case. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, view: View, clock: Clock, entropy: Entropy, grants: Grants, freshness: Freshness) -> None:
+        self._view = view
+        self._clock = clock
+        self._entropy = entropy
+        self._grants = grants
+        self._freshness = freshness
+        self._gating = Gating(view, grants.replica)
+        self._ordering = Ordering(entropy)
+        self._pools = Pools(view.policy)
+
+    def select_now(self, request: SelectRequest) -> SelectAnswer | None:
+        """Answer from memory; None where the first choice needs a grant and `select` must be awaited.
+
+        Raises:
+            UnknownStrategyError: the strategy is none of the known names.
+        """
+        selection = self._begin(request)
+        if isinstance(selection, SelectAnswer):
+            return selection
+        if not selection.order:
+            return self._refuse(selection)
+        if selection.order[0] in selection.gated.probing:
+            return None
+        self._ordering.keep(selection.pool, selection.fresh_rotation)
+        return self._dispatch(selection, selection.order[0], None)
+
+    async def select(self, request: SelectRequest) -> SelectAnswer:
+        """Answer, acquiring a grant where one is needed. Never waits for the store beyond its budget."""
+        selection = self._begin(request)
+        if isinstance(selection, SelectAnswer):
+            return selection
+        for position in selection.order:
+            granted: Granted | None = None
+            if position in selection.gated.probing:
+                outcome = await self._grants.acquire(selection.gated.targets[position], request, selection.decision_id)
+                if outcome.refusal is not None:
+                    selection.excluded.append(replace(outcome.refusal, target_key=selection.pool.key(position)))
+                    continue
+                granted = outcome
+            self._ordering.keep(selection.pool, selection.fresh_rotation)
+            return self._dispatch(selection, position, granted)
+        return self._refuse(selection)
+
+    # -- steps ---------------------------------------------------------------------------------------
+    def _begin(self, request: SelectRequest) -> _Selection | SelectAnswer:
+        decision_id = self._entropy.new_id()
+        now = self._clock.now()
+        pool = self._pool(request)
+        if pool is None or not pool.size:
+            return self._unresolved(request, decision_id, now)
+        gated = self._gate(pool, request, now)
+        gone, eligible, excluded = self._without_exhausted(request, pool, gated)
+        order, rotation = self._ordering.order(pool, eligible, gone)
+        return _Selection(request, decision_id, pool, gated, now, order, excluded, rotation)
+
+    def _pool(self, request: SelectRequest) -> Pool | None:
+        if self._pools.policy is not self._view.policy:
+            self._pools = Pools(self._view.policy)
+        if request.route:
+            return self._pools.route(request.route)
+        return self._pools.inline(request.candidates, request.strategy, request.strategy_options)
+
+    def _gate(self, pool: Pool, request: SelectRequest, now: Instant) -> Gated:
+        if pool.route and not request.traits.allow_cooling:
+            return self._gating.route(pool, now)
+        return self._gating.evaluate(pool, now, request.traits.allow_cooling)
+
+    def _without_exhausted(
+        self, request: SelectRequest, pool: Pool, gated: Gated
+    ) -> tuple[Exhausted, Sequence[int], list[gate.Exclusion]]:
+        """Leave out what earlier attempts of the request and a forced connection rule out."""
+        if not request.earlier_attempts and not request.forced_connection:
+            return NOTHING, gated.eligible, list(gated.exclusions)
+        gone = self._exhausted(request.earlier_attempts)
+        eligible: list[int] = []
+        excluded = list(gated.exclusions)
+        for position in gated.eligible:
+            target = gated.targets[position]
+            if request.forced_connection and target.connection != request.forced_connection:
+                continue
+            if gone.covers(target):
+                excluded.append(
+                    gate.Exclusion(target, "request_exhaustion", stage="attempt", target_key=pool.key(position))
+                )
+            else:
+                eligible.append(position)
+        return gone, eligible, excluded
+
+    def _exhausted(self, attempts: Sequence[EarlierAttempt]) -> Exhausted:
+        policy = self._view.policy
+        return exhausted(
+            (self._failed(attempt) for attempt in attempts),
+            lambda target: policy.for_connection(target.provider, target.connection).counts_per_model,
+        )
+
+    def _failed(self, attempt: EarlierAttempt) -> FailedAttempt:
+        target = self._target(attempt)
+        return FailedAttempt(target, attempt.status, attempt.reason, attempt.scope, attempt.code)
+
+    def _target(self, named: Candidate | EarlierAttempt) -> Target:
+        canonical = self._view.policy.canonical(named.provider)
+        return Target(ProviderId(canonical), ConnectionId(named.connection), ModelId(named.model))
+
+    # -- answers -------------------------------------------------------------------------------------
+    def _dispatch(self, s: _Selection, position: int, granted: Granted | None) -> SelectAnswer:
+        request = s.request
+        target = self._token_target(s, position)
+        fallbacks = self._fallbacks(s, position)
+        token = DecisionToken(
+            s.decision_id,
+            granted.at if granted and granted.at else s.now,
+            (target, *fallbacks),
+            request.request_id,
+            request.route,
+            request.caller_id,
+            granted.probes if granted else (),
+            waited=self._waited(request),
+            call_kind=request.call_kind,
+            is_pool=bool(request.route) or s.pool.size > 1,
+            attempts_made=len(request.earlier_attempts),
+            policy_revision=self._view.policy.revision,
+        )
+        verdict = Dispatch(
+            target,
+            fallbacks,
+            granted.permits if granted else (),
+            no_fail_open=self._view.policy.is_capped(target.target.connection),
+            is_probe=bool(granted and granted.probes),
+        )
+        return self._answer(s, verdict, token)
+
+    def _fallbacks(self, s: _Selection, chosen: int) -> tuple[TokenTarget, ...]:
+        """Those behind the chosen one that need no grant (fleet.md section 1)."""
+        limit = s.request.max_fallbacks
+        if limit <= 0 or chosen in s.pool.quota_only:
+            return ()
+        found: list[TokenTarget] = []
+        for position in s.order:
+            if position == chosen or position in s.gated.probing:
+                continue
+            if self._view.policy.is_capped(s.gated.targets[position].connection):
+                continue
+            found.append(self._token_target(s, position))
+            if len(found) == limit:
+                break
+        return tuple(found)
+
+    def _token_target(self, s: _Selection, position: int) -> TokenTarget:
+        target = s.gated.targets[position]
+        view = self._view
+        if view.provider_rows(target.provider) is None:
+            return TokenTarget(target, key=s.pool.key(position))
+        policy = view.policy.for_connection(target.provider, target.connection, s.pool.auth_class(position))
+        generations = view.generations(target, lock_keys(policy, target))
+        return TokenTarget(target, generations, s.pool.key(position))
+
+    def _refuse(self, s: _Selection) -> SelectAnswer:
+        """Wait where that is worth it and allowed, else the typed refusal."""
+        hints = [a.retry_hint_ms for a in s.request.earlier_attempts if a.retry_hint_ms]
+        waited = self._waited(s.request)
+        wait = self._wait(s, waited, max(hints, default=0))
+        if wait is not None:
+            token = DecisionToken(
+                s.decision_id,
+                s.now,
+                request_id=s.request.request_id,
+                route=s.request.route,
+                caller_id=s.request.caller_id,
+                waited=WaitSpent(waited.attempts + 1, waited.spent_ms + wait.wait_ms),
+                is_pool=bool(s.request.route),
+                policy_revision=self._view.policy.revision,
+            )
+            return self._answer(s, Wait(wait.wait_ms, wait.reason, waited.attempts), token)
+        answer = terminal_answer(s.pool.strategy, s.excluded, s.now, hints)
+        verdict = Reject(
+            answer.http_status,
+            answer.code,
+            answer.type,
+            answer.terminal_reason,
+            answer.recovery,
+            _message(s.excluded, s.pool, answer.terminal_reason),
+            answer.retry_after_s,
+            pool_size=s.pool.size,
+            attempted=len(s.request.earlier_attempts),
+        )
+        return self._answer(s, verdict, None)
+
+    def _wait(self, s: _Selection, waited: WaitSpent, hint_ms: int) -> WaitDecision | None:
+        if not s.request.allow_wait:
+            return None
+        policy = self._view.policy
+        profile = policy.route_wait if s.request.route else policy.direct_wait
+        caller_ms = _least(s.request.wait_budget_ms, s.request.deadline_ms)
+        budget = WaitBudget(waited.attempts, waited.spent_ms, caller_ms)
+        held = [self._gating.longest_timer(e.target, s.now) or e for e in s.excluded]
+        return decide_wait(held, s.now, profile, budget, hint_ms)
+
+    def _unresolved(self, request: SelectRequest, decision_id: str, now: Instant) -> SelectAnswer:
+        what = f"route {request.route!r} is not in the catalogue" if request.route else "no candidate is left"
+        verdict = Reject(
+            NO_TARGETS.http_status,
+            NO_TARGETS.code,
+            NO_TARGETS.type,
+            NO_TARGETS.terminal_reason,
+            NO_TARGETS.recovery,
+            f"{what}; revision {self._view.policy.revision} is in force",
+        )
+        return self._stamp(SelectAnswer(decision_id, verdict, None, (), now, request_id=request.request_id))
+
+    def _answer(self, s: _Selection, verdict: Dispatch | Wait | Reject, token: DecisionToken | None) -> SelectAnswer:
+        listed = s.excluded if s.request.explain or not isinstance(verdict, Dispatch) else ()
+        answer = SelectAnswer(
+            s.decision_id,
+            verdict,
+            token,
+            tuple(_rendered(e, s.now) for e in listed),
+            s.now,
+            request_id=s.request.request_id,
+            explanation=_explanation(s) if s.request.explain else None,
+        )
+        return self._stamp(answer)
+
+    def _stamp(self, answer: SelectAnswer) -> SelectAnswer:
+        """Revision, age of the view and degradation; every answer carries them."""
+        age, reasons = self._freshness.stamp(answer.decided_at)
+        object.__setattr__(answer, "policy_revision", self._view.policy.revision)
+        object.__setattr__(answer, "view_age_ms", age)
+        if reasons:
+            object.__setattr__(answer, "is_degraded", True)
+            object.__setattr__(answer, "degraded_reasons", reasons)
+        return answer
+
+    @staticmethod
+    def _waited(request: SelectRequest) -> WaitSpent:
+        return request.previous.waited if request.previous else WaitSpent()
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _rendered(exclusion: gate.Exclusion, now: Instant) -> Exclusion:
+    return Exclusion(
+        exclusion.target,
+        exclusion.spec.mechanism,
+        exclusion.reason,
+        exclusion.until,
+        exclusion.remaining_ms(now),
+        exclusion.evidence_id,
+        exclusion.stage,
+        exclusion.target_key,
+    )
+
+
+def _message(excluded: Iterable[gate.Exclusion], pool: Pool, terminal_reason: str) -> str:
+    counts: dict[str, int] = {}
+    for exclusion in excluded:
+        counts[exclusion.reason] = counts.get(exclusion.reason, 0) + 1
+    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "no target"
+    return f"{terminal_reason}: {listed} of {pool.size} targets"
+
+
+def _explanation(s: _Selection) -> Explanation:
+    order = tuple(ExplainedTarget(s.gated.targets[position], s.pool.key(position)) for position in s.order)
+    return Explanation(s.pool.strategy, chosen_by=f"strategy {s.pool.strategy}", order=order)
