@@ -22,6 +22,10 @@ class StoreUnavailableError(Exception):
     """The store cannot be reached or did not answer within the budget; nothing is known to be written."""
 
 
+class UnitRefusedError(Exception):
+    """The store understood a unit and refuses it: a fault of the unit, which another try would meet again."""
+
+
 class SchemaMismatchError(Exception):
     """The database has an older or newer schema than this release; `remedy` says what to run."""
 
@@ -119,6 +123,14 @@ class CatalogueRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class FactPage:
+    """Facts, newest first; `before_id` continues with older ones, None where these were the last."""
+
+    facts: tuple[Fact, ...]
+    before_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClockSample:
     """One reading of database time with the monotonic instants (ms) around it."""
 
@@ -177,7 +189,19 @@ class Store(Protocol):
         decision_id: str = "",
         before_id: int | None = None,
     ) -> Sequence[Fact]:
-        """Recorded facts, newest first."""
+        """Recorded facts, newest first; `before_id` as given by `fact_page`."""
+        ...
+
+    async def fact_page(
+        self,
+        *,
+        limit: int,
+        provider: str = "",
+        connection: str = "",
+        decision_id: str = "",
+        before_id: int | None = None,
+    ) -> FactPage:
+        """Recorded facts, newest first, with the place where the next page begins."""
         ...
 
     async def prune(self, now: Instant, *, timeout_ms: DurationMs) -> Mapping[str, int]:

@@ -57,7 +57,11 @@ class _Selection:
 
 
 class SelectTarget:
-    """The use case. Not thread-safe: one event loop owns it."""
+    """The use case. Not thread-safe: one event loop owns it.
+
+    Args:
+        list_always: list exclusions on positive answers too (traces want them).
+    """
 
     def __init__(self, view: View, clock: Clock, entropy: Entropy, grants: Grants, freshness: Freshness) -> None:
         self._view = view
@@ -269,7 +273,8 @@ class SelectTarget:
         return self._stamp(SelectAnswer(decision_id, verdict, None, (), now, request_id=request.request_id))
 
     def _answer(self, s: _Selection, verdict: Dispatch | Wait | Reject, token: DecisionToken | None) -> SelectAnswer:
-        listed = s.excluded if s.request.explain or not isinstance(verdict, Dispatch) else ()
+        wanted = s.request.explain or self._list_always or not isinstance(verdict, Dispatch)
+        listed = s.excluded if wanted else ()
         answer = SelectAnswer(
             s.decision_id,
             verdict,
@@ -278,6 +283,9 @@ class SelectTarget:
             s.now,
             request_id=s.request.request_id,
             explanation=_explanation(s) if s.request.explain else None,
+            strategy=s.pool.strategy,
+            pool_size=s.pool.size,
+            excluded_count=len(s.excluded),
         )
         return self._stamp(answer)
 

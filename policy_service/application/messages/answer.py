@@ -228,3 +228,7 @@ class SelectAnswer:
     degraded_reasons: tuple[str, ...] = ()
     request_id: str = ""
     explanation: Explanation | None = None
+    strategy: str = ""
+    pool_size: int = 0
+    excluded_count: int = 0
+    """All exclusions of the decision; `exclusions` lists them for negative answers, on request, and for traces."""
