@@ -234,6 +234,19 @@ class BreakerMachine(RuleBasedStateMachine):
         assert (effect is Effect.COUNTED) == self.model.verdict(permit, verdict, self.now)
         self.settled.append((permit, verdict))
 
+    @precondition(lambda self: any(slot.lost for slot in self.model.slots.values()))
+    @rule(data=st.data(), verdict=st.sampled_from(sorted(STATUS_OF)))
+    def answer_after_the_slot_was_reclaimed(self, data: st.DataObject, verdict: str) -> None:
+        permit = data.draw(st.sampled_from(sorted(k for k, slot in self.model.slots.items() if slot.lost)))
+        effect = self.report(permit, verdict)
+        assert (effect is Effect.COUNTED) == (verdict == "alive")
+        assert self.model.verdict(permit, verdict, self.now) == (verdict == "alive")
+
+    @precondition(lambda self: self.model.held(self.now) and self.model.held(self.now) >= self.model.probes)
+    @rule()
+    def lose_every_probe(self) -> None:
+        self.now = max(slot.expires for slot in self.model.slots.values())
+
     @precondition(lambda self: self.settled)
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
