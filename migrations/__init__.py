@@ -1,0 +1,1 @@
+"""Alembic migrations of the Postgres schema; installed as `policy_service.migrations`."""

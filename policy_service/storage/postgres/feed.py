@@ -1,0 +1,95 @@
+"""The change feed: polls by transaction snapshot, and the full load (spec/fleet.md section 4).
+
+Every poll is one statement with one snapshot. Its xmin says from where the next poll reads: every transaction
+below it was visible or had failed, whatever the order of the commits. Rows therefore repeat; versions decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from policy_service.application.ports import Feed, Versioned
+from policy_service.storage.postgres import statements
+from policy_service.storage.postgres.session import Session
+from policy_service.storage.rows import decode_row
+
+
+class Watermark(NamedTuple):
+    """From where the next poll reads; the epoch tells transaction ids of one server from another's."""
+
+    epoch: int
+    xmin: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.xmin}"
+
+    @classmethod
+    def parse(cls, text: str) -> Watermark | None:
+        """None for a text that is no watermark of this store."""
+        epoch, _, xmin = text.partition(":")
+        return cls(int(epoch), int(xmin)) if epoch.isdecimal() and xmin.isdecimal() else None
+
+
+@dataclass(slots=True)
+class Reading:
+    """Records of one statement of the feed."""
+
+    head: Mapping[str, Any] = field(default_factory=dict)
+    progress: dict[str, int] = field(default_factory=dict)
+    rows: list[Versioned] = field(default_factory=list)
+
+    def take(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take one tagged record."""
+        if tag == "head":
+            self.head = body
+        elif tag == "progress":
+            self.progress[body["incarnation"]] = body["number"]
+        else:
+            self._take_row(tag, body)
+
+    def _take_row(self, kind: str, body: Mapping[str, Any]) -> None:
+        row = decode_row(kind, body["row"])
+        if row is not None:
+            self.rows.append(Versioned(body["version"], row))
+
+    def continues(self, since: Watermark) -> bool:
+        """True where nothing between the two polls can have been pruned or lost with another server."""
+        return bool(self.head["epoch"] == since.epoch and since.xmin > int(self.head["pruned"]))
+
+    def feed(self, *, is_full: bool) -> Feed:
+        """The reading as the port's value."""
+        head = self.head
+        return Feed(
+            rows=tuple(self.rows),
+            as_of=head["as_of"],
+            watermark=str(Watermark(head["epoch"], int(head["xmin"]))),
+            is_full=is_full,
+            catalogue_revision=head["revision"],
+            progress=self.progress,
+            epoch=head["epoch"],
+        )
+
+
+async def load(session: Session) -> Feed:
+    """The whole state, tombstones included."""
+    return (await _read(session, statements.LOAD)).feed(is_full=True)
+
+
+async def poll(session: Session, watermark: str) -> Feed:
+    """Changes since a watermark; the whole state where the watermark is unknown, too old or of another server."""
+    since = Watermark.parse(watermark)
+    if since is None:
+        return await load(session)
+    reading = await _read(session, statements.POLL, str(since.xmin))
+    return reading.feed(is_full=False) if reading.continues(since) else await load(session)
+
+
+async def _read(session: Session, statement: str, *parameters: Any) -> Reading:
+    reading = Reading()
+    async with session.connect() as connection:
+        for tag, body in await session.execute(connection, statement, *parameters):
+            reading.take(tag, json.loads(body))
+    return reading

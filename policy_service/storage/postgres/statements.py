@@ -1,0 +1,187 @@
+"""The SQL of the store, generated from the tables: few statements, each of them one round trip.
+
+Each read answers (tag, JSON text) pairs, so that one statement with one snapshot can read every table at once.
+Numbered parameters are documented at each statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from sqlalchemy import Table
+
+from policy_service.storage.postgres.tables import FACT, STATE_TABLES
+
+CHANNEL = "policy_state"
+
+NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+SNAPSHOT_MS = "floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
+"""Arrival of the statement: never later than its snapshot, so that a view does not claim to be newer than it is."""
+
+CLOCK = f"SELECT {NOW_MS}"
+
+ENSURE_GUARDS = "INSERT INTO guard (provider) SELECT unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING"
+"""$1 providers."""
+LOCK_GUARDS = "SELECT provider FROM guard WHERE provider = ANY($1::text[]) ORDER BY provider FOR UPDATE"
+"""$1 providers. Rows are locked after the sort, hence in ascending order."""
+LOCK_ALL_GUARDS = "SELECT provider FROM guard ORDER BY provider FOR UPDATE"
+
+KNOWN_ANSWER = "SELECT answer FROM report_answer WHERE event_id = $1"
+
+IDENTITY = """
+SELECT system_identifier::text,
+  ('x' || lpad(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 16, '0'))::bit(64)::bigint
+FROM pg_control_system()"""
+ADOPT_IDENTITY = """
+INSERT INTO fleet AS f (epoch, system_identifier, timeline) VALUES (1, $1, $2)
+ON CONFLICT (id) DO UPDATE SET epoch = f.epoch + 1, system_identifier = excluded.system_identifier,
+  timeline = excluded.timeline
+WHERE (f.system_identifier, f.timeline) IS DISTINCT FROM (excluded.system_identifier, excluded.timeline)"""
+"""$1 system identifier, $2 timeline. Only the first replica that sees a change raises the epoch."""
+
+LOCK_FLEET = "SELECT epoch FROM fleet FOR UPDATE"
+NEWEST_CATALOGUE = (
+    "SELECT revision, document, sha256, created_at FROM catalogue_revision ORDER BY revision DESC LIMIT 1"
+)
+WAS_IMPORTED = "SELECT 1 FROM catalogue_import WHERE sha256 = $1"
+ADD_CATALOGUE = f"""
+WITH seen AS (INSERT INTO catalogue_import (sha256, imported_at) VALUES ($2, {NOW_MS}) ON CONFLICT DO NOTHING),
+added AS (
+  INSERT INTO catalogue_revision (revision, document, sha256, created_at, actor)
+  SELECT coalesce(max(revision), 0) + 1, $1, $2, {NOW_MS}, $3 FROM catalogue_revision
+  RETURNING revision, document, sha256, created_at)
+SELECT added.*, pg_notify('{CHANNEL}', '')::text FROM added"""
+"""$1 document, $2 sha256, $3 actor."""
+
+SECRETS = "SELECT key_version, secret FROM fleet_secret ORDER BY key_version"
+ADD_SECRET = f"""
+INSERT INTO fleet_secret (key_version, secret, created_at) VALUES ($1, $2, {NOW_MS}) ON CONFLICT DO NOTHING"""
+"""$1 key version, $2 secret."""
+
+FACTS = """
+SELECT seq, to_jsonb(f)::text FROM fact f
+WHERE ($2::bigint IS NULL OR seq < $2) AND ($3 = '' OR provider = $3) AND ($4 = '' OR connection = $4)
+  AND ($5 = '' OR decision_id = $5)
+ORDER BY seq DESC LIMIT $1::bigint"""
+"""$1 limit, $2 before seq or null, $3 provider, $4 connection, $5 decision id."""
+
+_HEAD = f"""
+SELECT 'head' AS tag, json_build_object('as_of', {SNAPSHOT_MS}, 'epoch', epoch,
+  'xmin', pg_snapshot_xmin(pg_current_snapshot())::text, 'pruned', feed_pruned::text,
+  'revision', (SELECT coalesce(max(revision), 0) FROM catalogue_revision))::text AS body
+FROM fleet
+UNION ALL
+SELECT 'progress', json_build_object('incarnation', incarnation, 'number', last_number)::text FROM replica"""
+
+POLL = f"""{_HEAD}
+UNION ALL
+SELECT kind, json_build_object('version', version, 'row', row)::text FROM state_feed WHERE xid >= $1::text::xid8"""
+"""$1 xmin of the previous poll's snapshot: every older transaction was visible to it."""
+
+LOAD = _HEAD + "".join(
+    f"""
+UNION ALL
+SELECT '{kind}', json_build_object('version', version, 'row', to_jsonb(t))::text FROM "{kind}" t"""
+    for kind in STATE_TABLES
+)
+
+PRUNE_FEED = """
+WITH gone AS (
+  DELETE FROM state_feed WHERE written_at < $1 AND xid < pg_snapshot_xmin(pg_current_snapshot()) RETURNING xid),
+newest AS (SELECT xid FROM gone ORDER BY xid DESC LIMIT 1),
+mark AS (UPDATE fleet SET feed_pruned = newest.xid FROM newest WHERE newest.xid > fleet.feed_pruned)
+SELECT count(*) FROM gone"""
+"""$1 oldest instant kept. Rows that a running poll may still ask for stay: a watermark is some snapshot's xmin."""
+
+
+def prune_by_age(table: str, column: str) -> str:
+    """Delete rows older than $1."""
+    return f'WITH gone AS (DELETE FROM "{table}" WHERE "{column}" < $1 RETURNING 1) SELECT count(*) FROM gone'
+
+
+def prune_tombstones(kind: str) -> str:
+    """Delete rows that have been default since before $1."""
+    old = "is_default AND written_at < $1"
+    return f'WITH gone AS (DELETE FROM "{kind}" WHERE {old} RETURNING 1) SELECT count(*) FROM gone'
+
+
+@lru_cache(maxsize=4)
+def read_scope(*, has_whole: bool, is_everything: bool) -> str:
+    """Statement after the lock: instant, a fresh version, known answers, and the rows of the scope.
+
+    $1, $2 (provider, connection) pairs; $3 event ids; $4 providers to read as a whole.
+    """
+    parts = [
+        f"SELECT 'head' AS tag, json_build_object('now', {NOW_MS}, 'version', nextval('row_version'))::text AS body",
+        "SELECT 'answer', json_build_object('id', event_id, 'answer', encode(answer, 'base64'))::text "
+        "FROM report_answer WHERE event_id = ANY($3::text[])",
+        "SELECT 'unused', NULL WHERE $4::text[] IS NULL AND $1::text[] IS NULL AND $2::text[] IS NULL",
+    ]
+    for kind, table in STATE_TABLES.items():
+        parts.extend(_scope_reads(kind, table, has_whole=has_whole, is_everything=is_everything))
+    return "\nUNION ALL\n".join(parts)
+
+
+def _scope_reads(kind: str, table: Table, *, has_whole: bool, is_everything: bool) -> Iterable[str]:
+    row = f"SELECT '{kind}', to_jsonb(t)::text FROM"
+    if is_everything:
+        return [f'{row} "{kind}" t']
+    whole = [f'{row} "{kind}" t WHERE provider = ANY($4::text[])'] if has_whole else []
+    if "connection" in table.primary_key.columns:
+        pairs = "unnest($1::text[], $2::text[]) AS s (provider, connection)"
+        return [f'{row} {pairs} JOIN "{kind}" t ON t.provider = s.provider AND t.connection = s.connection', *whole]
+    return [f'{row} "{kind}" t WHERE provider = ANY($1::text[])', *whole]
+
+
+@lru_cache(maxsize=256)
+def write_changes(upserted: frozenset[str], deleted: frozenset[str], *, announce: bool) -> str:
+    """Everything that one unit leaves, in one statement; answers the number of answers inserted.
+
+    $1 one JSON object: `=kind` rows to write, `-kind` rows to delete, `feed`, `facts`, `answers`, `progress`.
+    """
+    parts = [f"upsert_{kind} AS ({_upsert(kind, STATE_TABLES[kind])})" for kind in sorted(upserted)]
+    parts += [f"delete_{kind} AS ({_delete(kind, STATE_TABLES[kind])})" for kind in sorted(deleted)]
+    notify = f", pg_notify('{CHANNEL}', '')::text" if announce else ""
+    body = ",\n".join(["p AS (SELECT $1::jsonb AS d)", *parts, *_BOOKS])
+    return f"WITH {body}\nSELECT (SELECT count(*) FROM answers){notify}"
+
+
+def _records(table: str, member: str) -> str:
+    return f"""p, jsonb_populate_recordset(NULL::"{table}", p.d->'{member}') AS r"""
+
+
+def _quoted(names: Iterable[str], prefix: str = "") -> str:
+    return ", ".join(f'{prefix}"{name}"' for name in names)
+
+
+def _upsert(kind: str, table: Table) -> str:
+    names = [column.name for column in table.columns]
+    keys = [column.name for column in table.primary_key.columns]
+    updates = ", ".join(f'"{name}" = excluded."{name}"' for name in names if name not in keys)
+    return (
+        f'INSERT INTO "{kind}" ({_quoted(names)}) SELECT {_quoted(names, "r.")} FROM {_records(kind, f"={kind}")} '
+        f"ON CONFLICT ({_quoted(keys)}) DO UPDATE SET {updates}"
+    )
+
+
+def _delete(kind: str, table: Table) -> str:
+    matches = " AND ".join(f't."{column.name}" = r."{column.name}"' for column in table.primary_key.columns)
+    return f'DELETE FROM "{kind}" t USING {_records(kind, f"-{kind}")} WHERE {matches}'
+
+
+_FACT_COLUMNS = [column.name for column in FACT.columns if column.name != "seq"]
+
+_BOOKS = (
+    "feed AS (INSERT INTO state_feed (version, kind, key, row, written_at) "
+    f"SELECT r.version, r.kind, r.key, r.row, r.written_at FROM {_records('state_feed', 'feed')})",
+    f"facts AS (INSERT INTO fact ({_quoted(_FACT_COLUMNS)}) SELECT {_quoted(_FACT_COLUMNS, 'r.')} "
+    f"FROM {_records('fact', 'facts')} ON CONFLICT (id) DO NOTHING)",
+    "answers AS (INSERT INTO report_answer (event_id, answer, written_at) "
+    "SELECT r->>'id', decode(r->>'answer', 'base64'), (r->>'at')::bigint "
+    "FROM p, jsonb_array_elements(p.d->'answers') AS r ON CONFLICT DO NOTHING RETURNING 1)",
+    "progress AS (INSERT INTO replica AS old (incarnation, last_number, seen_at) "
+    f"SELECT r.incarnation, r.last_number, r.seen_at FROM {_records('replica', 'progress')} "
+    "ON CONFLICT (incarnation) DO UPDATE SET last_number = greatest(old.last_number, excluded.last_number), "
+    "seen_at = excluded.seen_at)",
+)
