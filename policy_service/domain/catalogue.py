@@ -101,6 +101,13 @@ class Provider:
     ambiguous_401_soft: bool = False
     free_tier_billing: bool = False
     kind_hints_default: bool = True
+    code_meanings: Mapping[str, str] = field(default_factory=dict)
+    """Structured error code of this provider, lower case -> what it means: `credits`, `banned`, `credential`,
+    `period_quota`, `rate_limit`, `overloaded`, `content_policy` (numeric codes mean nothing without the provider)."""
+    limits_per_model: bool = False
+    """Rate limits are counted per model; says where the blame lies, keys of locks are not affected."""
+    account_limit_texts: tuple[str, ...] = ()
+    """Texts of a limit on the whole account, where other limits are per model."""
     restatement: tuple[RestatementRule, ...] = ()
     error_rules: tuple[ErrorRule, ...] = ()
     profile: Mapping[str, object] = field(default_factory=dict)
@@ -184,6 +191,8 @@ class Catalogue:
     operator_rules: tuple[OperatorRule, ...] = ()
     stored_settings: Mapping[str, object] = field(default_factory=dict)
     """Settings written by the operator, by full dotted name."""
+    provider_strategies: Mapping[str, str] = field(default_factory=dict)
+    """Account strategy by canonical provider; else the setting `fallback_strategy` (spec/strategies.md section 1)."""
 
 
 class ProviderDirectory:

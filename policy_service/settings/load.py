@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from policy_service.domain import setting_specs  # noqa: F401  (fills the registry)
 from policy_service.domain.settings import ENV_ALIASES, ENV_PREFIX, REGISTRY, SettingSpec, read_environment
 from policy_service.settings.fields import FieldRow, server_fields
-from policy_service.settings.problems import ConfigError, Problem, did_you_mean, from_validation, shown
+from policy_service.settings.problems import ConfigError, Location, Problem, did_you_mean, from_validation, shown
 from policy_service.settings.server import ServerConfig
-from policy_service.settings.yaml_text import Document, Location, parse
+from policy_service.settings.yaml_text import Document, parse
 
 CONFIG_VARIABLE = "POLICY_CONFIG"
 """Names the configuration file where the flag --config does not."""

@@ -74,7 +74,8 @@ def join(location: Iterable[int | str]) -> str:
     return text
 
 
-Locate = Callable[[tuple[int | str, ...]], str]
+Location = tuple[int | str, ...]
+Locate = Callable[[Location], str]
 """Place where the value at a location was written."""
 
 
@@ -82,7 +83,7 @@ def from_validation(
     error: ValidationError,
     model: type[BaseModel],
     *,
-    prefix: tuple[int | str, ...] = (),
+    prefix: Location = (),
     locate: Locate = lambda _: "",
     remedies: Mapping[str, str] | None = None,
 ) -> list[Problem]:
@@ -104,11 +105,11 @@ def from_validation(
 def _one(
     item: dict[str, Any],
     model: type[BaseModel],
-    prefix: tuple[int | str, ...],
+    prefix: Location,
     locate: Locate,
     remedies: Mapping[str, str],
 ) -> Problem:
-    inner = tuple(item["loc"])
+    inner = tuple(part for part in item["loc"] if part != "[key]")
     location = (*prefix, *inner)
     path, where = join(location) or "document", locate(location)
     if item["type"] == "extra_forbidden":
@@ -169,7 +170,7 @@ def _limits_at(model: type[BaseModel], location: Sequence[int | str]) -> str:
     bounds = {
         key: getattr(part, key) for part in (found.metadata if found else ()) for key in _ENDS if hasattr(part, key)
     }
-    return f"{bounds['ge']} .. {bounds['le']}" if len(bounds) == 2 else ""
+    return f"{bounds['ge']:.15g} .. {bounds['le']:.15g}" if len(bounds) == 2 else ""
 
 
 _ENDS = ("ge", "le")

@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
-from policy_service.settings.problems import ConfigError, Problem, join, shown
+from policy_service.settings.problems import ConfigError, Location, Problem, join, shown
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_NODES = 500_000
 MAX_DEPTH = 64
-Location = tuple[int | str, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
