@@ -1,0 +1,107 @@
+"""Writes policy_service/generated from the contract, or checks that it is up to date.
+
+    python proto/generate.py            write
+    python proto/generate.py --check    exit 1 and name the files that differ
+
+Only policy/v1 and policy/internal/v1 are generated; google/rpc comes from googleapis-common-protos. protoc writes
+imports that assume the contract's package to be top level; they are rewritten to policy_service.generated.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from grpc_tools import protoc  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).resolve().parent
+OUT = ROOT.parent / "policy_service" / "generated"
+PACKAGE = "policy_service.generated"
+SUFFIXES = {".py", ".pyi"}
+
+_FROM = re.compile(r"^(\s*)from policy\.", re.MULTILINE)
+_IMPORT = re.compile(r"^(\s*)import policy\.", re.MULTILINE)
+
+
+def sources() -> list[str]:
+    """Contract files, relative to proto/."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("policy/**/*.proto"))
+
+
+def generate(target: Path) -> None:
+    """Run protoc with the Python, gRPC and stub plugins into `target`."""
+    # The plugins of this very interpreter, not whatever PATH finds.
+    scripts = Path(sys.executable).parent
+    arguments = [
+        "protoc",
+        f"-I{ROOT}",
+        f"-I{resources.files('grpc_tools') / '_proto'}",
+        f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
+        f"--python_out={target}",
+        f"--grpc_python_out={target}",
+        f"--mypy_out=quiet:{target}",
+        f"--mypy_grpc_out=quiet:{target}",
+        *sources(),
+    ]
+    if protoc.main(arguments) != 0:
+        raise SystemExit("protoc failed")
+
+
+def rewritten(text: str) -> str:
+    """`from policy.v1 import x` becomes `from policy_service.generated.policy.v1 import x`."""
+    return _IMPORT.sub(rf"\1import {PACKAGE}.policy.", _FROM.sub(rf"\1from {PACKAGE}.policy.", text))
+
+
+def tree() -> dict[str, str]:
+    """Path below generated/ -> text, packages' __init__ files included."""
+    with tempfile.TemporaryDirectory() as name:
+        generate(Path(name))
+        written = [path for path in Path(name).rglob("*") if path.suffix in SUFFIXES and not _is_noise(path)]
+        found = {str(path.relative_to(name)): rewritten(path.read_text()) for path in written}
+    return {**found, **dict.fromkeys(_package_files(found), "")}
+
+
+def _is_noise(path: Path) -> bool:
+    """A gRPC module of a file without a service."""
+    return path.stem.endswith("_grpc") and "Servicer(" not in path.with_suffix(".py").read_text()
+
+
+def _package_files(found: dict[str, str]) -> set[str]:
+    parents = {parent for path in found for parent in Path(path).parents}
+    return {str(parent / "__init__.py") for parent in parents}
+
+
+def drift(expected: dict[str, str]) -> list[str]:
+    """Files that are missing, differ, or are no longer generated."""
+    present = {str(p.relative_to(OUT)): p.read_text() for p in OUT.rglob("*") if p.suffix in SUFFIXES}
+    return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))
+
+
+def write(expected: dict[str, str]) -> None:
+    """Make generated/ equal to `expected`."""
+    for path in drift(expected):
+        if path not in expected:
+            (OUT / path).unlink()
+            continue
+        (OUT / path).parent.mkdir(parents=True, exist_ok=True)
+        (OUT / path).write_text(expected[path])
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or with --check compare; 1 on drift."""
+    expected = tree()
+    if "--check" not in arguments:
+        write(expected)
+        return 0
+    stale = drift(expected)
+    for path in stale:
+        print(f"stale: policy_service/generated/{path}; run python proto/generate.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
