@@ -67,7 +67,7 @@ def tree() -> dict[str, str]:
 
 def _is_noise(path: Path) -> bool:
     """A gRPC module of a file without a service."""
-    return path.stem.endswith("_grpc") and "Servicer(" not in path.with_suffix(".py").read_text()
+    return path.stem.endswith("_grpc") and "Servicer" not in path.with_suffix(".py").read_text()
 
 
 def _package_files(found: dict[str, str]) -> set[str]:
