@@ -161,8 +161,11 @@ class BreakerMachine(RuleBasedStateMachine):
         probes=st.integers(1, 3),
         to_close=st.integers(1, 3),
         consecutive=st.booleans(),
+        starts_half_open=st.booleans(),
     )
-    def begin(self, threshold: int, degraded: int, probes: int, to_close: int, consecutive: bool) -> None:
+    def begin(
+        self, threshold: int, degraded: int, probes: int, to_close: int, consecutive: bool, starts_half_open: bool
+    ) -> None:
         degraded = max(1, min(degraded, threshold - 1))
         self.profile = BreakerProfile(
             failure_threshold=threshold,
@@ -176,6 +179,9 @@ class BreakerMachine(RuleBasedStateMachine):
         )
         self.model = Model(threshold, degraded, probes, to_close, consecutive)
         self.state = BreakerState("acme")
+        if starts_half_open:
+            self.state = BreakerState("acme", state=State.HALF_OPEN, failure_count=threshold)
+            self.model.state, self.model.count = "HALF_OPEN", threshold
         self.now = 0
         self.permits: list[str] = []
         self.settled: list[tuple[str, str]] = []
@@ -242,10 +248,13 @@ class BreakerMachine(RuleBasedStateMachine):
         assert (effect is Effect.COUNTED) == (verdict == "alive")
         assert self.model.verdict(permit, verdict, self.now) == (verdict == "alive")
 
-    @precondition(lambda self: self.model.held(self.now) and self.model.held(self.now) >= self.model.probes)
     @rule()
     def lose_every_probe(self) -> None:
-        self.now = max(slot.expires for slot in self.model.slots.values())
+        """All slots are taken, nobody reports, and the next acquire finds them expired."""
+        for _ in range(self.profile.half_open_probes):
+            self.take()
+        self.now += RESET_MS
+        self.take()
 
     @precondition(lambda self: self.settled)
     @rule(data=st.data())
@@ -280,12 +289,13 @@ class BreakerMachine(RuleBasedStateMachine):
         if slot is not None and not slot.lost:
             slot.expires = max(slot.expires, self.now + RESET_MS)
 
-    @rule(control=st.sampled_from(["force_open", "disabled", ""]))
+    @rule(control=st.sampled_from(["force_open", "disabled", "", "", "", ""]))
     def control(self, control: str) -> None:
         act = {"force_open": force_open, "disabled": disable, "": clear_override}[control]
         self.move(act(self.state, self.now, self.log()))
         self.model.set_control(control, self.now)
 
+    @precondition(lambda self: self.model.control or self.model.count > 2)
     @rule()
     def reset(self) -> None:
         self.move(reset(self.state, self.now, self.log()))
