@@ -66,7 +66,8 @@ class ConnectionState:
     soft_since: Instant | None = None
     token_expires_at: Instant | None = None
     quota_reset_at: Instant | None = None
-    rotation_failures: tuple[Instant, ...] = ()
+    rotation_failures: tuple[tuple[int, Instant], ...] = ()
+    """(status, instant) of the failures within the rotation window; kept only while the gate is on."""
     early_probe: EarlyProbe | None = None
     last_event_at: Instant | None = None
     fact_id: str = ""

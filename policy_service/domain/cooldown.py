@@ -38,9 +38,11 @@ __all__ = [
     "is_cooling",
     "is_fresh",
     "merge_error",
+    "note_rotation",
     "read_instant",
     "recover",
     "remaining_ms",
+    "rotation_count",
     "start_timer",
     "success",
     "was_cooling_at",
@@ -202,6 +204,17 @@ def recover(row: ConnectionState, seen: RecoveryView) -> ConnectionState | None:
     """Clear a connection found healthy, if the row is still as the recovery job saw it; None: do nothing."""
     present = RecoveryView(row.test_status, row.last_error_at, row.rate_limited_until)
     return None if present != seen or row.is_terminal else clear(row)
+
+
+def note_rotation(row: ConnectionState, status: int, at: Instant, window_ms: DurationMs) -> ConnectionState:
+    """Remember one failure for the rotation gate (classification.md section 6); older ones fall out."""
+    kept = tuple(each for each in row.rotation_failures if at - each[1] < window_ms)
+    return replace(row, rotation_failures=(*kept, (status, at)))
+
+
+def rotation_count(row: ConnectionState, status: int, at: Instant, window_ms: DurationMs) -> int:
+    """Failures with this status within the window, the one at hand included."""
+    return 1 + sum(each[0] == status and at - each[1] < window_ms for each in row.rotation_failures)
 
 
 def excerpt(text: str) -> str:

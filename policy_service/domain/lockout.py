@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple, Self
-from zoneinfo import ZoneInfo
 
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
+from policy_service.domain.daily_reset import until_midnight
 from policy_service.domain.ids import SERVER_STATED, DurationMs, Instant
 from policy_service.domain.lockout_keys import EXACT, LockKey, key_of, keys_of, scoped_model, written_kind
 from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
@@ -44,13 +43,10 @@ __all__ = [
     "pool_evidence",
     "released",
     "scoped_model",
-    "until_midnight",
     "write_lock",
 ]
 
 _NO_MAXIMUM_MS: Final = 120_000
-_LONGEST_DAY_MS: Final = 25 * 3_600_000
-_DAY_MS: Final = 24 * 3_600_000
 _LOCAL_NOT_FOUND_MS: Final = 5_000
 _FALLBACK_BASE_MS: Final = {429: 1_000}
 SLOW_REASON: Final = "slow_first_output"
@@ -239,15 +235,6 @@ def lock_base(evidence: LockEvidence, profile_base_ms: DurationMs) -> DurationMs
 
 def _limited(duration: DurationMs, longest: DurationMs | None) -> DurationMs:
     return duration if longest is None else min(duration, longest)
-
-
-def until_midnight(now: Instant, zone: str | None) -> DurationMs:
-    """Time to the next midnight of an IANA zone (None: the zone of the host); a day that is too long counts 24 h."""
-    tz = ZoneInfo(zone) if zone else None
-    local = datetime.fromtimestamp(now / 1000, UTC).astimezone(tz)
-    midnight = datetime(local.year, local.month, local.day, tzinfo=tz) + timedelta(days=1)
-    wait = round(midnight.timestamp() * 1000) - now
-    return wait if 0 < wait <= _LONGEST_DAY_MS else _DAY_MS
 
 
 @dataclass(frozen=True, slots=True)

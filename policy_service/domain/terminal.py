@@ -76,10 +76,12 @@ class Evidence:
     """What one failure says about the account (section 1)."""
 
     status: int | None
-    error_type: str | None = None
+    error_type: str = ""
     permanent: bool = False
     credits_exhausted: bool = False
     credits_text: bool = False
+    returns_by_itself: bool = False
+    """The answer names the instant at which the allowance is back: no empty wallet."""
     per_model_quota: bool = False
     web_cookie: bool = False
     ambiguous_auth: bool = False
@@ -113,7 +115,8 @@ def resolve_terminal(evidence: Evidence, row: ConnectionState, now: Instant) -> 
 
 def _is_spent(evidence: Evidence) -> bool:
     wallet = evidence.status == 402 or evidence.credits_text
-    return evidence.credits_exhausted or (wallet and not evidence.per_model_quota)
+    excused = evidence.per_model_quota or evidence.returns_by_itself
+    return evidence.credits_exhausted or (wallet and not excused)
 
 
 def _resolve_expired(evidence: Evidence, row: ConnectionState, now: Instant) -> Resolution:

@@ -1,0 +1,217 @@
+"""Model locks and family pools of one outcome: the lock writer over a `StateBook` (spec/model_lockout.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from policy_service.application.connection_case import Attempt
+from policy_service.domain import early_probe, lockout
+from policy_service.domain.decision_record import DecisionRecord, Hint
+from policy_service.domain.facts import FactLog
+from policy_service.domain.ids import SERVER_STATED, DurationMs
+from policy_service.domain.lockout import Decay, FamilyPoolState, LockEvidence, LockWrite, ModelLockState, Place
+from policy_service.domain.lockout_keys import EXACT
+from policy_service.domain.outcome import Outcome
+from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.state import Key, StateBook
+
+NO_KEYS: frozenset[Key] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LockWriter:
+    """Writes the locks of one outcome for one target."""
+
+    book: StateBook
+    place: Place
+    policy: ConnectionPolicy
+    attempt: Attempt
+    facts: FactLog
+
+    @property
+    def cause(self) -> str:
+        """Why the outcome must not touch the locks (an older or unknown generation); empty where it may."""
+        given = self.attempt.generations
+        present = lockout.generation_of(self.book, self.place)
+        if given is None or given.model_lock == present:
+            return ""
+        return "stale_generation" if given.model_lock < present else "future_generation"
+
+    def write(self, evidence: LockEvidence, already: frozenset[Key] = NO_KEYS) -> frozenset[Key]:
+        """Write one failure; returns the keys whose count rose. `already`: keys this outcome has counted at."""
+        if self.attempt.breaker_blocks or self.cause:
+            return NO_KEYS
+        _, key = lockout.key_written(evidence, self.place)
+        before = lockout.lock_row(self.book, self.place, key)
+        trial = early_probe.holds(before.early_probe, self.attempt.permit_id)
+        if trial:
+            after = self._failed_trial(before, evidence)
+        else:
+            after = lockout.write_lock(before, evidence, self.place, self._how(before.key not in already))
+        self._put(before, after)
+        return NO_KEYS if trial or before.key in already else frozenset({before.key})
+
+    def _how(self, counts: bool) -> LockWrite:
+        policy = self.policy
+        base = policy.ladder.base_cooldown_ms
+        return LockWrite(self.attempt.at, policy.lockout, base, policy.daily_reset_zone, counts)
+
+    def _failed_trial(self, row: ModelLockState, evidence: LockEvidence) -> ModelLockState:
+        """The test of a long block failed: only a later stated end counts."""
+        permit = early_probe.failed(row.early_probe) if row.early_probe else None
+        settled = replace(row, early_probe=permit)
+        if not evidence.exact_source:
+            return settled
+        longest = self.policy.lockout.max_cooldown_ms
+        in_full = evidence.exact_source in SERVER_STATED or longest is None
+        wait = evidence.exact_ms if in_full else min(evidence.exact_ms, longest or 0)
+        at = self.attempt.at
+        return lockout.extend_lock(settled, at, at + wait, evidence.reason, evidence.exact_source)
+
+    def _put(self, before: ModelLockState, after: ModelLockState) -> None:
+        if after.until != before.until:
+            after = replace(after, fact_id=self.facts.next_id())
+            record_lock(before, after, self.attempt.at, self.facts)
+        self.book.put(after)
+
+
+def record_lock(before: ModelLockState, after: ModelLockState, at: int, facts: FactLog) -> None:
+    """Fact of a lock that was set, moved or lifted."""
+    facts.add(
+        "model_lock",
+        f"{after.provider}:{after.connection}:{after.written_as or after.key_kind}:{after.model_key}",
+        _state_of(before, at),
+        _state_of(after, at),
+        provider=after.provider,
+        connection=after.connection,
+        model=after.model or before.model,
+        generation=after.generation,
+        deadline_at=after.until,
+        reason=after.reason or None,
+        failure_count=after.failure_count,
+    )
+
+
+def _state_of(row: ModelLockState, at: int) -> str:
+    return "locked" if lockout.is_locked(row, at) else "free"
+
+
+# -- pool lockout ------------------------------------------------------------------------------------
+def lock_for_pool(
+    book: StateBook,
+    outcome: Outcome,
+    hint: Hint | None,
+    record: DecisionRecord,
+    policy: ConnectionPolicy,
+    attempt: Attempt,
+    facts: FactLog,
+    *,
+    request_scoped: bool = False,
+    about_model: bool = False,
+    already: frozenset[Key] = NO_KEYS,
+) -> frozenset[Key]:
+    """Pool lockout for one failed pool attempt (section 5); returns the keys whose count rose.
+
+    Args:
+        outcome: after restatement, provider canonical.
+        hint: parsed hint, whether or not the profile honours hints.
+        record: decision of the failure.
+        request_scoped: a local guard said that the request is to blame; only `combo_target_timeout` locks then.
+        about_model: a 400 says that the provider does not serve this model.
+        already: keys at which the failure algorithm has counted this outcome.
+    """
+    excused = request_scoped and outcome.code.lower() != "combo_target_timeout"
+    if not outcome.pool_attempt or excused or not outcome.model or outcome.status is None:
+        return NO_KEYS
+    scoped_400 = policy.counts_per_model and (about_model or record.rule_scope == "model")
+    wait, source = (hint.wait_ms, str(hint.source)) if hint else (0, "")
+    evidence = lockout.pool_evidence(outcome.status, wait, source, scoped_400, policy.lockout)
+    if evidence is None:
+        return NO_KEYS
+    place = Place(outcome.provider, outcome.connection, outcome.model, policy.provider)
+    return LockWriter(book, place, policy, attempt, facts).write(evidence, already)
+
+
+# -- success -----------------------------------------------------------------------------------------
+def decay_locks(
+    book: StateBook,
+    place: Place,
+    policy: ConnectionPolicy,
+    attempt: Attempt,
+    facts: FactLog,
+    first_output_ms: DurationMs | None = None,
+) -> Decay:
+    """Halve every counter of the target; a late first output is an event of its exact key instead."""
+    before = lockout.lock_rows(book, place)
+    slow = policy.lockout.slow_first_output
+    watched = slow.enabled and first_output_ms is not None
+    for row in before:
+        after = row
+        if watched and row.key_kind == EXACT and first_output_ms is not None:
+            after = _timed(row, place, first_output_ms, attempt, policy)
+        if after == row or first_output_ms is None or first_output_ms <= slow.threshold_ms or not watched:
+            after = lockout.decayed(after, attempt.started_at)
+        _put_success(book, row, after, attempt, facts)
+    return lockout.decay_report(before, lockout.lock_rows(book, place))
+
+
+def _timed(
+    row: ModelLockState, place: Place, first_output_ms: DurationMs, attempt: Attempt, policy: ConnectionPolicy
+) -> ModelLockState:
+    if row.last_failure_at is not None and attempt.started_at < row.last_failure_at:
+        return row
+    named = replace(row, model=place.model)
+    return lockout.note_first_output(named, first_output_ms, attempt.at, policy.lockout.slow_first_output)
+
+
+def _put_success(
+    book: StateBook, before: ModelLockState, after: ModelLockState, attempt: Attempt, facts: FactLog
+) -> None:
+    if after == before or (after.is_default and before.is_default):
+        return
+    if after.until != before.until:
+        after = replace(after, fact_id=facts.next_id())
+        record_lock(before, after, attempt.at, facts)
+    book.put(replace(after, last_event_at=max(attempt.at, before.last_event_at or attempt.at)))
+
+
+# -- family pools ------------------------------------------------------------------------------------
+def pool_row(book: StateBook, place: Place) -> FamilyPoolState:
+    """Timer of the family pool that the model draws from."""
+    return book.get(FamilyPoolState, place.provider, place.connection, place.pool)
+
+
+def limit_pool(book: StateBook, place: Place, at: int, duration: DurationMs, facts: FactLog) -> None:
+    """Limit the family until `at + duration` at the earliest."""
+    row = pool_row(book, place)
+    until = max(at + duration, row.limited_until or 0)
+    after = replace(row, limited_until=until, limited_at=max(at, row.limited_at or at))
+    _put_pool(book, row, after, place, at, facts)
+
+
+def lift_pool(book: StateBook, place: Place, policy: ConnectionPolicy, attempt: Attempt, facts: FactLog) -> None:
+    """A call of the family that began after its newest limit went through: the family is free."""
+    if not policy.provider.family_pools:
+        return
+    row = pool_row(book, place)
+    if row.limited_until is None or (row.limited_at is not None and attempt.started_at < row.limited_at):
+        return
+    _put_pool(book, row, replace(row, limited_until=None, limited_at=None), place, attempt.at, facts)
+
+
+def _put_pool(
+    book: StateBook, before: FamilyPoolState, after: FamilyPoolState, place: Place, at: int, facts: FactLog
+) -> None:
+    if after.limited_until != before.limited_until:
+        after = replace(after, fact_id=facts.next_id())
+        facts.add(
+            "family_pool",
+            f"{after.provider}:{after.connection}:{after.pool}",
+            "free" if before.limited_until is None else "limited",
+            "free" if after.limited_until is None else "limited",
+            provider=after.provider,
+            connection=after.connection,
+            model=place.model,
+            deadline_at=after.limited_until,
+        )
+    book.put(replace(after, last_event_at=max(at, before.last_event_at or at)))
