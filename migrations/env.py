@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from alembic import context
 from alembic.autogenerate.api import AutogenContext
@@ -14,7 +14,7 @@ from policy_service.storage.postgres.session import database_url
 from policy_service.storage.postgres.tables import METADATA, Xid8
 
 
-def _render_item(kind: str, item: Any, _: AutogenContext) -> str | bool:
+def _render_item(kind: str, item: Any, _: AutogenContext) -> str | Literal[False]:
     return "Xid8()" if kind == "type" and isinstance(item, Xid8) else False
 
 

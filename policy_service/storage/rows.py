@@ -34,8 +34,3 @@ def decode_row(kind: str, stored: Mapping[str, Any]) -> Row | None:
     """State row of a JSON object; None for a kind that this release does not know."""
     row_type = ROW_BY_KIND.get(kind)
     return None if row_type is None else row_codec(row_type).decode(stored)
-
-
-def belongs_to_scope_of_provider(row: Row) -> bool:
-    """True for rows that every unit of their provider reads: those that name no connection."""
-    return getattr(row, "connection", "") == ""

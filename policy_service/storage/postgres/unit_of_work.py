@@ -24,6 +24,7 @@ from policy_service.storage.postgres import statements
 from policy_service.storage.postgres.errors import AnswerRaceError
 from policy_service.storage.postgres.session import Session
 from policy_service.storage.rows import decode_row, encode_row
+from policy_service.storage.scope import refuse_foreign_writes
 
 T = TypeVar("T")
 
@@ -171,6 +172,7 @@ async def commit_unit(session: Session, guards: Guards, unit: Unit[T]) -> Commit
         read = await read_scope(session, connection, unit)
         book = StateBook(read.rows)
         result = unit.run(book, read.now, read.known)
+        refuse_foreign_writes(unit.scope, book.changes.values())
         written = write_set(unit, read, book, result)
         if not written.is_empty:
             await _write(session, connection, written)
