@@ -78,6 +78,8 @@ class Classification:
     uncapped: bool = False
     skip_provider_breaker: bool = False
     ambiguous_auth: bool = False
+    returns_by_itself: bool = False
+    """The answer states when the allowance is back: no empty wallet, even under a 402."""
     base_override_ms: DurationMs | None = None
 
 
@@ -104,6 +106,7 @@ class DecisionRecord:
     uncapped: bool = False
     skip_provider_breaker: bool = False
     ambiguous_auth: bool = False
+    returns_by_itself: bool = False
     rule: str = ""
 
 

@@ -31,6 +31,9 @@ def _lower(value: object) -> object:
 Name = Annotated[str, BeforeValidator(_lower), Field(min_length=1, max_length=128, pattern=r"^[^\s/]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Status = Annotated[int, Field(ge=100, le=599)]
+CodeMeaning = Literal[
+    "credits", "banned", "credential", "period_quota", "rate_limit", "overloaded", "content_policy", "entitlement"
+]
 CooldownMs = Annotated[int, Field(ge=0, le=30 * _DAY_MS)]
 
 
@@ -150,6 +153,9 @@ class ProviderEntry(_Strict):
     ambiguous_401_soft: bool = False
     free_tier_billing: bool = False
     kind_hints_default: bool = True
+    code_meanings: dict[str, CodeMeaning] = {}
+    limits_per_model: bool = False
+    account_limit_texts: list[Text] = []
     restatement: list[RestatementEntry] = []
     error_rules: list[ErrorRuleEntry] = []
     profile: dict[str, object] = {}
@@ -180,6 +186,8 @@ class ProviderEntry(_Strict):
             request_rejected_texts=_lowered(self.request_rejected_texts),
             extra_subscription_texts=_lowered(self.extra_subscription_texts),
             wallet_texts=_lowered(self.wallet_texts),
+            code_meanings={code.lower(): meaning for code, meaning in self.code_meanings.items()},
+            account_limit_texts=_lowered(self.account_limit_texts),
             quota_metrics_host=self.quota_metrics.host.lower() if self.quota_metrics else None,
             restatement=tuple(rule.to_domain() for rule in self.restatement),
             error_rules=tuple(rule.to_domain() for rule in self.error_rules),
@@ -196,6 +204,8 @@ _CONVERTED = {
     "extra_subscription_texts",
     "wallet_texts",
     "quota_metrics",
+    "code_meanings",
+    "account_limit_texts",
     "restatement",
     "error_rules",
     "profile",

@@ -1,0 +1,283 @@
+"""Conditions of the classification pipeline (spec/classification.md sections 2 to 4): one claim about an outcome each.
+
+Used by the table of `classification` and, where a claim is shared, by error types, guards and the public verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from policy_service.domain import rules, signals
+from policy_service.domain.daily_reset import DAY_MS, until_hour, until_midnight
+from policy_service.domain.decision_record import Mode, Reason
+from policy_service.domain.ids import DurationMs, HintSource
+from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.reading import Reading, echoes_request
+
+PAYMENT_MS: Final = 120_000
+NOT_FOUND_MS: Final = 120_000
+REQUEST_NOT_ALLOWED_MS: Final = 5_000
+_FALLBACK_HINT_HEADER: Final = "x-omni-fallback-hint"
+
+Condition = Callable[[Reading], bool]
+
+
+# --- conditions ----------------------------------------------------------------------------------------------
+def is_contract_violation(r: Reading) -> bool:
+    return r.code == "executor_contract_violation"
+
+
+def is_foreign_binding(r: Reading) -> bool:
+    said = r.status == 409 and "previous_response_id does not belong" in r.text
+    return said or r.code == "invalid_previous_response_binding"
+
+
+def is_not_running(r: Reading) -> bool:
+    value = r.outcome.headers.get(_FALLBACK_HINT_HEADER, "") if r.status == 503 else ""
+    return value.strip().lower() == "connection_cooldown"
+
+
+def is_ban(r: Reading) -> bool:
+    custom = r.policy.terminal.custom_ban_signals
+    return is_ban_text(r.account_text, custom) or r.meaning == "banned"
+
+
+def is_ban_text(text: str, custom: tuple[str, ...] = ()) -> bool:
+    """Ban wording in lower-case text, the operator's own texts included."""
+    if signals.BAN.found_in(text) or signals.BAN_EXTENDED.found_in(text):
+        return True
+    return any(signal.strip() and signal.lower() in text for signal in custom)
+
+
+def is_retired_model(r: Reading) -> bool:
+    if r.code == "model_decommissioned":
+        return True
+    return r.status in (404, 410) and signals.is_retired(r.text)
+
+
+def is_moved(r: Reading) -> bool:
+    return signals.MOVED.found_in(r.text)
+
+
+def is_suspended(r: Reading) -> bool:
+    return signals.BILLING_SUSPENSION.found_in(r.account_text)
+
+
+def metric(r: Reading) -> str:
+    """Step 9: which window of the provider's quota is spent: `day`, `minute`, or empty where nothing tells."""
+    host = r.policy.provider.quota_metrics_host
+    if r.status != 429 or host is None:
+        return ""
+    if host in r.text:
+        named = named_metric(r.text)
+        if named:
+            return named
+    usage = r.outcome.usage if r.outcome.model else None
+    if usage is None:
+        return ""
+    return "day" if usage.day else "minute" if usage.minute or usage.token else ""
+
+
+def named_metric(text: str) -> str:
+    if signals.PER_DAY_METRIC.found_in(text):
+        return "day"
+    return "minute" if "token_count" in text or "_requests" in text else ""
+
+
+def is_credits(r: Reading) -> bool:
+    return r.is_signal_usable and signals.CREDITS.found_in(r.account_text)
+
+
+def is_credits_beyond(r: Reading) -> bool:
+    return r.meaning == "credits" or signals.CREDITS_EXTENDED.found_in(r.account_text)
+
+
+def returns_by_itself(r: Reading) -> bool:
+    """An allowance spoken of as spent together with the moment of its return, under a status that means payment."""
+    if r.status not in (402, 403) or r.hint is None or r.hint.source is not HintSource.BODY:
+        return False
+    return "reset" in r.account_text
+
+
+def daily_wait(r: Reading) -> DurationMs | None:
+    connection = r.policy.connection
+    if signals.TOKENS_PER_DAY.found_in(r.text) and r.hint is not None and r.hint.source is HintSource.HEADER:
+        return min(r.hint.wait_ms, DAY_MS)
+    if connection.node_clock_zone and connection.node_clock_hour is not None:
+        return until_hour(r.now, connection.node_clock_zone, connection.node_clock_hour)
+    if signals.TOKENS_PER_DAY.found_in(r.text):
+        return None
+    return until_midnight(r.now, r.policy.daily_reset_zone)
+
+
+def is_daily(r: Reading) -> bool:
+    return signals.DAILY.found_in(r.account_text) and r.is_signal_usable and daily_wait(r) is not None
+
+
+def is_weekly(r: Reading) -> bool:
+    return signals.is_weekly(r.account_text)
+
+
+def is_subscription(r: Reading) -> bool:
+    return r.is_signal_usable and is_subscription_text(r.account_text, r.policy)
+
+
+def is_subscription_text(text: str, policy: ConnectionPolicy) -> bool:
+    """Subscription wording, the provider's own texts included."""
+    own = policy.provider.extra_subscription_texts
+    return signals.SUBSCRIPTION.found_in(text) or any(part in text for part in own)
+
+
+def is_session(r: Reading) -> bool:
+    return signals.is_session_limit(r.account_text)
+
+
+def is_quota_with_reset(r: Reading) -> bool:
+    return text_reason(r.account_text) == Reason.QUOTA_EXHAUSTED and r.is_signal_usable and r.hint is not None
+
+
+def is_period_quota(r: Reading) -> bool:
+    if r.meaning == "period_quota":
+        return True
+    return r.status in (400, 402, 403) and signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
+
+
+def is_route_refused(r: Reading) -> bool:
+    return r.status == 403 and signals.ROUTE_NOT_AUTHORIZED.found_in(r.text)
+
+
+def rule_of(r: Reading) -> rules.RuleMatch | None:
+    return rules.first_match(r.outcome, r.policy, r.text)
+
+
+def pre_check_of(r: Reading) -> rules.RuleMatch | None:
+    return rules.pre_check_match(r.outcome, r.policy, r.text)
+
+
+def is_403_rule(r: Reading) -> bool:
+    return r.status == 403 and r.policy.honors_rule_scope and rule_of(r) is not None
+
+
+def is_429_pre_check(r: Reading) -> bool:
+    return r.status == 429 and pre_check_of(r) is not None
+
+
+def is_key_403(r: Reading) -> bool:
+    return r.status == 403 and r.is_api_key and not signals.FORBIDDEN_QUOTA_EXCEPTIONS.found_in(r.text)
+
+
+def is_cloudflare_refusal(r: Reading) -> bool:
+    return is_key_403(r) and is_cloudflare_no_retry(r.text)
+
+
+def is_cloudflare_no_retry(text: str) -> bool:
+    """A refusal by Cloudflare that repeating never heals (guards.md section 1)."""
+    if signals.CLOUDFLARE_NO_RETRY.found_in(text):
+        return True
+    return signals.NOT_RETRYABLE.found_in(text) and signals.CLOUDFLARE_OWNER.found_in(text)
+
+
+def is_model_forbidden(r: Reading) -> bool:
+    return r.status == 403 and blames_model_access(r)
+
+
+def blames_model_access(r: Reading) -> bool:
+    """The answer names a model that this account may not use, by code or by wording."""
+    codes = signals.MODEL_CODES | signals.MODEL_CODES_EXTENDED
+    if r.code in codes or r.type in codes or r.meaning == "entitlement":
+        return True
+    return signals.MODEL_ENTITLEMENT.found_in(r.text)
+
+
+def is_credential_refusal(r: Reading) -> bool:
+    return (r.status in (400, 403) or r.meaning == "credential") and is_dead_credential(r)
+
+
+def is_dead_credential(r: Reading) -> bool:
+    """A structured name says that the key or token is no good."""
+    return r.meaning == "credential" or signals.CREDENTIAL_CODES.found_in(r.account_text)
+
+
+def is_throttled(r: Reading) -> bool:
+    """Throttling by structured code under a status that says something else."""
+    if r.meaning == "rate_limit":
+        return r.status != 429
+    return r.status == 400 and (r.code or r.type) in signals.THROTTLING_CODES
+
+
+def is_overload_code(r: Reading) -> bool:
+    return r.meaning == "overloaded" and r.status != 429
+
+
+def is_inner_request_error(r: Reading) -> bool:
+    """A 5xx that in truth refuses this one request: too long, or named so by the structured type."""
+    return (r.status or 0) >= 500 and signals.OVERFLOW_CERTAIN.found_in(r.text)
+
+
+# --- configured rules (step 20) ----------------------------------------------------------------------------------
+TEXT_ROWS: Final[tuple[tuple[signals.Family, Reason, Mode, DurationMs], ...]] = (
+    (signals.one_of("no credentials"), Reason.AUTH_ERROR, Mode.FIXED, PAYMENT_MS),
+    (signals.one_of("request not allowed"), Reason.RATE_LIMIT_EXCEEDED, Mode.FIXED, REQUEST_NOT_ALLOWED_MS),
+    (signals.one_of("improperly formed request"), Reason.MODEL_CAPACITY, Mode.FIXED, 0),
+    (signals.RATE_TEXT, Reason.RATE_LIMIT_EXCEEDED, Mode.LADDER, 0),
+    (signals.QUOTA_TEXT, Reason.QUOTA_EXHAUSTED, Mode.LADDER, 0),
+    (signals.CAPACITY_TEXT, Reason.MODEL_CAPACITY, Mode.LADDER, 0),
+)
+STATUS_ROWS: Final[dict[int, tuple[Reason, Mode, DurationMs]]] = {
+    401: (Reason.AUTH_ERROR, Mode.FIXED, 0),
+    402: (Reason.QUOTA_EXHAUSTED, Mode.FIXED, 0),
+    403: (Reason.QUOTA_EXHAUSTED, Mode.FIXED, 0),
+    404: (Reason.UNKNOWN, Mode.FIXED, NOT_FOUND_MS),
+    **dict.fromkeys((406, 408, 500, 502, 503, 504), (Reason.SERVER_ERROR, Mode.LADDER, 0)),
+    429: (Reason.RATE_LIMIT_EXCEEDED, Mode.LADDER, 0),
+}
+
+
+def text_reason(text: str) -> Reason | None:
+    """Reason of the first configured text rule that lower-case `text` hits, None without one."""
+    return next((reason for family, reason, _, _ in TEXT_ROWS if family.found_in(text)), None)
+
+
+def configured_row(r: Reading) -> tuple[Reason, Mode, DurationMs] | None:
+    if r.account_text and not is_about_this_request(r) and (r.status != 429 or r.is_signal_usable):
+        for family, reason, mode, fixed_ms in TEXT_ROWS:
+            if family.found_in(r.account_text):
+                return reason, mode, fixed_ms
+    return STATUS_ROWS.get(r.status or 0)
+
+
+def is_about_this_request(r: Reading) -> bool:
+    """A 400 or 422 that certainly speaks of its own length says nothing about capacity or rates."""
+    return r.status in (400, 422) and signals.OVERFLOW_CERTAIN.found_in(r.text)
+
+
+def is_configured(r: Reading) -> bool:
+    return configured_row(r) is not None
+
+
+# --- 400 and 422 (step 24) -----------------------------------------------------------------------------------------
+def is_bad_request_status(r: Reading) -> bool:
+    return r.status in (400, 422)
+
+
+def is_structured_model(r: Reading) -> bool:
+    return is_bad_request_status(r) and names_model(r)
+
+
+def names_model(r: Reading) -> bool:
+    if r.code in signals.MODEL_CODES or r.code in signals.MODEL_CODES_EXTENDED or r.type == "not_found_error":
+        return True
+    return r.type in signals.MODEL_CODES_EXTENDED or (r.type == "permission_error" and "model" in r.text)
+
+
+def says(family: signals.Family) -> Condition:
+    return lambda r: is_bad_request_status(r) and family.found_in(r.text)
+
+
+def is_model_access(r: Reading) -> bool:
+    if not is_bad_request_status(r) or echoes_request(r.outcome):
+        return False
+    words = signals.MODEL_UNSERVED.found_in(r.text) or signals.MODEL_PERMISSION.found_in(r.text)
+    denied = "access denied" in r.text and "model" in r.text
+    return (words or denied) and not signals.CREDENTIAL_FAILURE.found_in(r.text)

@@ -1,0 +1,65 @@
+"""One outcome made ready for reading: lower-case text, structured names, the waiting time it states.
+
+Read by classification, guards and the public verdict, so that each answer is lowered and parsed once.
+"""
+
+from __future__ import annotations
+
+from policy_service.domain import signals
+from policy_service.domain.decision_record import Hint
+from policy_service.domain.ids import AuthClass, Instant
+from policy_service.domain.outcome import Outcome
+from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.retry_hints import read_hint
+
+_UNREAD = object()
+
+
+class Reading:
+    """An outcome with what the rules look at; the hint is read on first use."""
+
+    __slots__ = ("_hint", "account_text", "code", "now", "outcome", "policy", "status", "text", "type")
+
+    def __init__(self, outcome: Outcome, policy: ConnectionPolicy, now: Instant) -> None:
+        self.outcome = outcome
+        self.policy = policy
+        self.now = now
+        self.status = outcome.status
+        self.code = outcome.code.lower()
+        self.type = outcome.type.lower()
+        self.text = outcome.text.lower()
+        self.account_text = "" if echoes_request(outcome) else self.text
+        """Text for account signals; empty where the message quotes what the caller sent."""
+        self._hint: object = _UNREAD
+
+    @property
+    def hint(self) -> Hint | None:
+        """Waiting time stated by the answer, None without one."""
+        if self._hint is _UNREAD:
+            of = self.outcome
+            self._hint = read_hint(of.headers, of.body, of.text, self.now, self.policy.hints)
+        return self._hint  # type: ignore[return-value]
+
+    @property
+    def meaning(self) -> str:
+        """What the provider's catalogue says about the structured code or type; empty where it says nothing."""
+        table = self.policy.provider.code_meanings
+        return table.get(self.code) or table.get(self.type) or "" if table else ""
+
+    @property
+    def is_api_key(self) -> bool:
+        """The credential is a key."""
+        return self.policy.auth_class is AuthClass.API_KEY
+
+    @property
+    def is_signal_usable(self) -> bool:
+        """Quota words count (classification.md section 1): not for a plain 429 of a key."""
+        if self.status != 429 or self.policy.auth_class in (AuthClass.OAUTH, AuthClass.NONE):
+            return True
+        return signals.LONG_PERIOD.found_in(self.account_text)
+
+
+def echoes_request(outcome: Outcome) -> bool:
+    """True for a 400 or 422 whose code says that a parameter did not pass: its message quotes the caller's input,
+    in which the name of any signal may stand."""
+    return outcome.status in (400, 422) and outcome.code.lower() in signals.VALIDATION_CODES

@@ -1,0 +1,149 @@
+"""Wordings about one model, and the finer meanings of the public verdict."""
+
+from __future__ import annotations
+
+import re
+
+from policy_service.domain.signals.family import Family, one_of
+
+# --- the model or its route
+RETIRED_MARKS = (
+    "no longer available",
+    "no longer supported",
+    "has been retired",
+    "has been deprecated",
+    "has been discontinued",
+    "has been removed",
+    "has been sunset",
+    "reached end of life",
+)
+MOVED = one_of("endpoint has moved", "endpoint has been moved", "update your base_url", "update your base url")
+ROUTE_NOT_AUTHORIZED = one_of("not authorized for this route")
+
+# --- meanings that only the public verdict tells apart
+OVERLOAD = one_of(
+    "overloaded",
+    "no capacity",
+    "at capacity",
+    "capacity exhausted",
+    "capacity_exhausted",
+    "high demand",
+    "server is busy",
+    "servers are busy",
+    "service is too busy",
+    "engine_overloaded",
+    "server_overloaded",
+    "currently loading",
+    "model_loading",
+    "not enough capacity",
+    "insufficient capacity",
+    "upstream_provider_shared_pool",
+    "resource exhausted. please try again later",
+    "负载已饱和",
+    "负载过高",
+    "系统繁忙",
+    "访问量过大",
+)
+CONTENT_POLICY = one_of(
+    "content_filter",
+    "content filter",
+    "content_policy",
+    "content policy",
+    "content management policy",
+    "content filtering policy",
+    "responsibleaipolicyviolation",
+    "content exists risk",
+    "risk detection",
+    "riskdetection",
+    "sensitive information",
+    "sensitivecontentdetected",
+    "data_inspection_failed",
+    "datainspectionfailed",
+    "inappropriate content",
+    "safety system",
+    "moderation_blocked",
+    "flagged by our moderation",
+    "prohibited_content",
+    "violates our usage policies",
+    "usage policy violation",
+    "contains prohibited",
+    "不安全或敏感内容",
+    "敏感内容",
+    "违规内容",
+)
+MODEL_NAMED = Family(
+    phrases=(
+        "that model is",
+        "this model is",
+        "selected model",
+        "for model",
+        "engine is currently overloaded",
+        "engine_overloaded",
+        "model is currently loading",
+        "model_capacity_exhausted",
+        "capacity on this model",
+        "当前分组上游负载",
+    ),
+    patterns=(re.compile(r"\bmodel [`'\"]?[\w./:-]+[`'\"]? (?:is|has)\b"),),
+)
+"""The text blames one model, not the whole provider."""
+RATE_OF_MODEL = Family(
+    patterns=(
+        re.compile(r"(?:rate limit (?:reached|exceeded)|limited) for (?!user|your|this|key|token)[`'\"]?[\w./:-]{2,}"),
+    )
+)
+"""A rate limit that is stated for one model."""
+MODEL_ENTITLEMENT = Family(
+    phrases=(
+        "have access to the model",
+        "have access to model",
+        "access to this model",
+        "model access is denied",
+        "model requires a subscription",
+        "not supported when using codex with",
+        "must be verified to",
+        "extra usage is required for",
+        "not yet available for this subscription",
+        "no permission to access this model",
+        "not available on your plan",
+        "not available in your plan",
+        "requires a paid plan",
+        "upgrade for access",
+        "无权访问",
+    )
+)
+"""The model or feature exists, this account may not use it."""
+FEATURE_ENTITLEMENT = one_of("extra usage is required for", "not yet available for this subscription")
+NEVER_OFFERED = Family(patterns=(re.compile(r"\blimit: 0\b(?![.\d])"),))
+"""An allowance of zero: the model is not part of this tier."""
+MODEL_LOAD_FAILED = one_of(
+    "failed to load model", "requires more system memory", "cuda out of memory", "model failed to load"
+)
+TOOL_USE_FAILED = one_of("tool_use_failed", "failed to call a function")
+
+
+_SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。")
+_SENTENCE_REACH = 400
+
+
+def is_retired(text: str) -> bool:
+    """A model that is gone for good: "model" and the statement in one sentence."""
+    return "model" in text and any(mark in text and _says_of_a_model(text, mark) for mark in RETIRED_MARKS)
+
+
+def _says_of_a_model(text: str, mark: str) -> bool:
+    position = text.find(mark)
+    while position >= 0:
+        if "model" in _sentence(text, position):
+            return True
+        position = text.find(mark, position + len(mark))
+    return False
+
+
+def _sentence(text: str, position: int) -> str:
+    """The sentence around `position`; a dot inside a name such as `gpt-3.5` ends none."""
+    start = max(0, position - _SENTENCE_REACH)
+    start = max(start, *(text.rfind(end, start, position) for end in _SENTENCE_ENDS))
+    stop = min(len(text), position + _SENTENCE_REACH)
+    ends = (text.find(end, position, stop) for end in _SENTENCE_ENDS)
+    return text[start : min((end for end in ends if end >= 0), default=stop)]

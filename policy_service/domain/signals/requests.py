@@ -1,0 +1,207 @@
+"""Wordings about the request itself, and of outcomes that punish nobody (classification.md section 4.2, guards.md)."""
+
+from __future__ import annotations
+
+import re
+
+from policy_service.domain.signals.family import Family, one_of
+
+# --- 400 and 422 (section 4.2)
+OVERFLOW = Family(
+    phrases=(
+        "input too long",
+        "input is too long",
+        "too many tokens",
+        "prompt is too long",
+        "context window",
+        "maximum context",
+        "token limit",
+        "request too large",
+        "tokens per minute",
+        "tpm",
+    ),
+    lines=(
+        ("context", "too long"),
+        ("context", "exceeded"),
+        ("context", "overflow"),
+        ("context", "limit"),
+        ("max", "token"),
+    ),
+)
+OVERFLOW_CERTAIN = Family(
+    phrases=(
+        "context_length_exceeded",
+        "context_window_exceeded",
+        "exceed_context_size",
+        "context_length_error",
+        "prompt is too long",
+        "input is too long",
+        "input too long",
+        "maximum context length",
+        "maximum context window",
+        "exceeds the available context size",
+        "exceeds the context window",
+        "exceeds the model's context",
+        "exceed context limit",
+        "exceeds the maximum number of tokens",
+        "maximum prompt length",
+        "reduce the length of the messages",
+        "reduce the length of the prompt",
+        "range of input length should be",
+        "input length and `max_tokens` exceed",
+        "prompt exceeds max length",
+        "string_above_max_length",
+        "too many total text bytes",
+        "超出模型长度",
+        "上下文长度超",
+        "prompt 超长",
+    ),
+    near=(
+        ("input length", "exceeds the maximum length", 24),
+        ("input token count", "exceeds the maximum", 24),
+        ("expected maxlength", "actual", 24),
+        ("prompt token count", "exceeds the limit", 24),
+    ),
+)
+"""Wordings that name the length of this very request; believed under any status."""
+TOO_LARGE_FOR_LIMIT = Family(
+    phrases=("the input or output tokens must be reduced", "request too large for "),
+    patterns=(re.compile(r"used 0, requested"),),
+)
+"""A single request above a per-minute allowance: waiting never helps."""
+MALFORMED = Family(
+    phrases=(
+        "improperly formed request",
+        "messages must alternate",
+        "empty message",
+        "empty content",
+        "message is empty",
+        "content is empty",
+        "messages is empty",
+    ),
+    chains=((("invalid", "message", "format"), 80),),
+    patterns=(re.compile(r"(?:blank|empty|missing)[ a-z_.'\"]{0,20}(?:function|tool)[ _-]?(?:call)?[ _-]?name"),),
+)
+PARAMETER = Family(
+    phrases=("parameter is illegal",),
+    near=(("max_tokens", "illegal", 80), ("max_tokens", "must be", 80), ("max_tokens", "range", 80)),
+    patterns=(
+        re.compile(
+            r"(?:extra|additional)[ _-](?:inputs?|propert(?:y|ies)|fields?)[^\n]{0,80}not[ _-](?:permitted|allowed)"
+        ),
+        re.compile(r"(?:unknown|unrecognized|unexpected|invalid)[ _-](?:fields?|parameters?|inputs?)\b"),
+    ),
+)
+PARAMETER_EXTENDED = Family(
+    phrases=(
+        "unsupported parameter",
+        "unsupported_parameter",
+        "missing required parameter",
+        "missing_required_parameter",
+    ),
+    patterns=(re.compile(r"(?:key|field|property)[^\n]{0,60}(?:is )?not[ _-](?:permitted|allowed)"),),
+)
+MODEL_UNSERVED = Family(
+    phrases=("invalid model", "select a different model"),
+    lines=(
+        ("model", "not available"),
+        ("model", "not found"),
+        ("model", "not supported"),
+        ("model", "not accessible"),
+        ("model", "does not exist"),
+    ),
+    near=(("unsupported", "model", 80),),
+)
+MODEL_PERMISSION = Family(near=(("access", "model", 60), ("permission", "model", 60)))
+UNKNOWN_PROVIDER_FOR_MODEL = one_of("unknown provider for model")
+NIM_DEGRADED = Family(near=(("function", "degraded", 80),))
+RATE_WORDS_400 = one_of(
+    "high frequency",
+    "high-frequency",
+    "non-compliant",
+    "non compliant",
+    "too many requests",
+    "rate limit",
+    "频繁",
+    "频率",
+)
+THROTTLING_CODES = frozenset(
+    {
+        "throttlingexception",
+        "throttling",
+        "throttling.ratequota",
+        "throttling.allocationquota",
+        "toomanyrequestsexception",
+        "rate_limit_exceeded",
+        "rate_limit_error",
+        "ratelimitexceeded",
+        "ratelimitreached",
+        "resource_exhausted",
+        "requestlimitexceeded",
+    }
+)
+MODEL_CODES = frozenset({"model_not_found", "deployment_not_found"})
+MODEL_CODES_EXTENDED = frozenset(
+    {
+        "deploymentnotfound",
+        "modelnotfound",
+        "model_not_available",
+        "model_not_supported",
+        "invalid_model",
+        "model_unavailable",
+        "model_decommissioned",
+        "invalidendpointormodel.notfound",
+        "modelnotopen",
+        "unsupported_model",
+        "model_not_exist",
+    }
+)
+VALIDATION_CODES = frozenset(
+    {
+        "unknown_parameter",
+        "unsupported_parameter",
+        "unsupported_value",
+        "invalid_value",
+        "invalid_type",
+        "invalid_parameter",
+        "missing_required_parameter",
+        "integer_above_max_value",
+        "integer_below_min_value",
+        "array_above_max_length",
+        "array_below_min_length",
+        "string_above_max_length",
+        "string_below_min_length",
+        "invalid_json_schema",
+        "invalid_request_body",
+        "invalidparameter",
+        "validation_error",
+    }
+)
+"""Codes of a request that did not pass the provider's checks. The message then quotes what the caller sent."""
+
+# --- guards
+ABORT = one_of(
+    "request_signal_aborted",
+    "request signal aborted",
+    "client disconnected",
+    "operation was aborted",
+    "controller is already closed",
+)
+LOCAL_FAULT = Family(
+    phrases=(
+        "command not found",
+        "is not recognized as an internal or external command",
+        "child process exited with code",
+        "local host execution error",
+    ),
+    lines=(("spawn", "enoent"), ("spawn", "eacces"), ("spawn", "epipe")),
+)
+REQUEST_RESOURCE = Family(
+    near=tuple(
+        (noun, said, 160)
+        for noun in ("file", "item", "response", "upload", "vector store", "vector_store")
+        for said in ("not found", "does not exist")
+    ),
+    patterns=(re.compile(r"\bfile-[a-z0-9]{3,}"),),
+)
+FREE_TIER_ONLY = one_of("freetieronly", "free tier only")

@@ -1,0 +1,61 @@
+"""A 2xx answer that carries nothing usable: empty, a web page, a stream without events, JSON cut in the middle.
+
+Errors that stand inside a 2xx as errors are found by `outcome_parsing`; this looks at what is left. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from policy_service.domain.verdict import NOBODY, PROVIDER, Verdict
+
+FAULTS: Final = {
+    "empty-answer": Verdict(PROVIDER, "server_error", True, rule="empty-answer"),
+    "page-instead-of-answer": Verdict(PROVIDER, "server_error", True, rule="page-instead-of-answer"),
+    "empty-stream": Verdict(PROVIDER, "server_error", True, rule="empty-stream"),
+    "cut-answer": Verdict(PROVIDER, "network", True, rule="cut-answer"),
+    "cut-stream": Verdict(NOBODY, "network", False, rule="cut-stream"),
+}
+"""A stream that was cut has been delivered in part: the caller holds half an answer, so nothing may be repeated."""
+NO_FAULT: Final = Verdict(NOBODY, "none", False, rule="success")
+
+
+def judge_success(body: str) -> Verdict:
+    """Verdict on a 2xx answer by its body text; `NO_FAULT` where it looks whole."""
+    name = success_fault(body)
+    return FAULTS[name] if name else NO_FAULT
+
+
+def success_fault(body: str) -> str:
+    """Name of the fault of a 2xx body, empty where it looks whole."""
+    text = body.strip("\ufeff \t\r\n")
+    if not text:
+        return "empty-answer"
+    if text[:15].lower().startswith(("<!doctype html", "<html")):
+        return "page-instead-of-answer"
+    if text.startswith(("data:", "event:", ":")):
+        return _stream_fault(text)
+    return "cut-answer" if text[0] in "{[" and not _is_json(text) else ""
+
+
+def _stream_fault(text: str) -> str:
+    events = [data for data in _data_lines(text) if data != "[DONE]"]
+    if not events:
+        return "empty-stream"
+    last = events[-1]
+    return "cut-stream" if last.startswith("{") and not _is_json(last) else ""
+
+
+def _data_lines(text: str) -> Iterator[str]:
+    lines = (line.strip() for line in text.splitlines())
+    return (line[5:].strip() for line in lines if line.startswith("data:"))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
