@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_service.domain.catalogue import Catalogue, Connection, Provider, ProviderDirectory, Route
+from policy_service.domain.rules import operator_rule_id
 from policy_service.settings.catalogue_checks import check
 from policy_service.settings.catalogue_entries import Canonical, Entries, read_entries, read_settings, target_provider
 from policy_service.settings.catalogue_explain import Override, explain
@@ -99,7 +100,9 @@ def compile_catalogue(entries: Entries) -> Catalogue:
         connections=connections,
         routes={entry.name: _route(entry, connections, canonical) for entry in entries.routes.values()},
         callers={entry.id: entry.to_domain() for entry in entries.callers.values()},
-        operator_rules=tuple(rule.to_domain(canonical(rule.provider), i) for i, rule in entries.rules.items()),
+        operator_rules=tuple(
+            rule.to_domain(canonical(rule.provider), operator_rule_id(i + 1)) for i, rule in entries.rules.items()
+        ),
         stored_settings=entries.settings,
         provider_strategies={canonical(name): entry.fallback_strategy for name, entry in entries.strategies.items()},
     )

@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from policy_service.domain.catalogue import Caller, Connection, OperatorRule, Route, RouteTarget
 from policy_service.domain.ids import AuthClass
-from policy_service.domain.rules import operator_rule_id
 from policy_service.domain.setting_specs import ACCOUNT_STRATEGIES
 from policy_service.domain.strategies import DEFAULT_STRATEGY, ROUTE_STRATEGIES
 from policy_service.settings.provider_data import ProviderEntry
@@ -229,7 +228,9 @@ class CallerEntry(Strict):
 class RuleEntry(Strict):
     """An operator rule: what an error of a provider means (spec/restatement_and_rules.md section 3)."""
 
-    id: str = Field(default="", max_length=200, description="Name in verdicts; empty: operator-<place in the list>.")
+    id: str = Field(
+        default="", max_length=200, description="Name in verdicts; empty: operator-rule-<place in the list>."
+    )
     provider: Id = Field(description="Provider id or alias.")
     status: int = Field(description="HTTP status, 100 .. 599.")
     match: str = Field(max_length=4_096, description="Plain text that the error contains, ignoring case.")
@@ -239,9 +240,9 @@ class RuleEntry(Strict):
     ] = Field(default="quota_exhausted", description="What the error means.")
     cooldown_ms: int | None = Field(default=None, ge=0, le=2_592_000_000, description="How long; unset: as usual.")
 
-    def to_domain(self, provider: str, index: int) -> OperatorRule:
-        """The rule as logic reads it; `provider` is the canonical id."""
-        name = self.id or operator_rule_id(index + 1)
+    def to_domain(self, provider: str, place_id: str) -> OperatorRule:
+        """The rule as logic reads it; `provider` is the canonical id, `place_id` its name where it has none."""
+        name = self.id or place_id
         return OperatorRule(provider, self.status, self.match, self.scope, self.reason, self.cooldown_ms, name)
 
 

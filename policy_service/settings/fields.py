@@ -6,30 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, get_args, get_origin
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from policy_service.domain.settings import ENV_PREFIX
+from policy_service.settings.flags import FLAGS
 from policy_service.settings.server import ServerConfig
-
-FLAGS: Mapping[str, str] = {
-    "database_url": "--database-url",
-    "data_dir": "--data-dir",
-    "catalogue": "--catalogue",
-    "workers": "--workers",
-    "replica": "--replica",
-    "listen.tcp": "--listen",
-    "listen.unix": "--unix-socket",
-    "listen.http": "--http",
-    "tls.cert_file": "--tls-cert",
-    "tls.key_file": "--tls-key",
-    "tls.client_ca_file": "--tls-client-ca",
-    "log.level": "--log-level",
-    "log.format": "--log-format",
-}
-"""Fields that have a flag of their own; every field can be given as `--set name=value`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +37,8 @@ class FieldRow:
 
     @property
     def flag(self) -> str:
-        return FLAGS.get(self.name, "")
+        """The flag of its own, or an empty text."""
+        return FLAGS[self.name].text if self.name in FLAGS else ""
 
 
 @lru_cache(maxsize=1)
@@ -117,8 +103,6 @@ def shown_value(config: ServerConfig, row: FieldRow) -> object:
 
 def hidden_url(url: str) -> str:
     """A database address without its password (nor any in its query)."""
-    from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-
     parts = urlsplit(url)
     account, at, place = parts.netloc.rpartition("@")
     user, colon, _ = account.partition(":")

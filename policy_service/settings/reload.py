@@ -16,8 +16,9 @@ from policy_service.settings.catalogue_file import MAX_BYTES, LoadedCatalogue, l
 from policy_service.settings.load import read_text
 from policy_service.settings.problems import ConfigError
 
-Applied = Callable[[LoadedCatalogue, bool], Awaitable[None]]
-"""Takes a catalogue over; the second argument is True where an import is forced (SIGHUP)."""
+Applied = Callable[[LoadedCatalogue, bool], Awaitable[bool]]
+"""Takes a catalogue over; the second argument is True where an import is forced (SIGHUP). False: not possible now
+(the store is away), to be tried again at the next look."""
 Refused = Callable[[ConfigError], None]
 """Hears that a changed file cannot be used; the catalogue in force stays."""
 
@@ -35,7 +36,7 @@ class CatalogueWatch:
 
     Args:
         path: the file.
-        applied: called with each usable new content; what it raises is passed on by `check`.
+        applied: called with each usable new content, again at each look until it says True.
         refused: called once for each unusable content.
         environment: variables of policy settings, for the checks of the file.
         poll_ms: how often `run` looks.
@@ -56,6 +57,7 @@ class CatalogueWatch:
         self._poll_s = poll_ms / 1000
         self._seen = _Seen(None, "")
         self._forced = asyncio.Event()
+        self._owed = False
 
     def remember(self, text: str) -> None:
         """Note content that is in force already, such as the one read at start."""
@@ -82,6 +84,7 @@ class CatalogueWatch:
         Args:
             force: take the content over even where it did not change.
         """
+        force = force or self._owed
         stat = self._stat()
         if not force and stat == self._seen.stat:
             return False
@@ -97,13 +100,15 @@ class CatalogueWatch:
         if digest == self._seen.digest and not force:
             self._seen = _Seen(stat, digest)
             return False
-        self._seen = _Seen(stat, digest)
         loaded = await asyncio.to_thread(load_catalogue, text, source=str(self._path), environment=self._environment)
-        await self._applied(loaded, force)
-        return True
+        taken = await self._applied(loaded, force)
+        self._owed = force and not taken
+        self._seen = _Seen(stat, digest) if taken else self._seen
+        return taken
 
     def _report(self, error: ConfigError, stat: tuple[int, int, int] | None) -> None:
-        self._seen = _Seen(stat, self._seen.digest)
+        """Unusable content is reported once, until the file changes again."""
+        self._seen, self._owed = _Seen(stat, self._seen.digest), False
         self._refused(error)
 
     def _stat(self) -> tuple[int, int, int] | None:

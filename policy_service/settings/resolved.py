@@ -94,7 +94,7 @@ def rest_values(sources: SettingSources) -> Mapping[str, Resolved]:
 def rest_document(sources: SettingSources, *, with_sources: bool = False) -> dict[str, Any]:
     """Body of GET /api/resilience: nested; with `with_sources` also `sources`, dotted name to source."""
     resolved = rest_values(sources)
-    body = nested((rest, _plain(found.value)) for rest, found in resolved.items())
+    body = nested((rest, plain(found.value)) for rest, found in resolved.items())
     return body | {"sources": {rest: found.source for rest, found in resolved.items()}} if with_sources else body
 
 
@@ -110,5 +110,6 @@ def nested(pairs: Iterator[tuple[str, Any]]) -> dict[str, Any]:
     return body
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
     return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,195 @@
+"""The command line. Every command imports what it needs when it runs, so that small ones start fast.
+
+Exit codes: `exit_codes`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from policy_service.cli import exit_codes
+from policy_service.cli.output import note, problems, say, warnings
+from policy_service.cli.process_options import ProcessFlags, process_options
+
+app = typer.Typer(
+    name="policy-service",
+    help="Resilience decisions for LLM and API gateways.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code (`exit_codes`)."""
+    try:
+        app(args=argv, standalone_mode=True)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else exit_codes.FAILED if stop.code else exit_codes.OK
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    except Exception as error:
+        return _report(error)
+    return exit_codes.OK
+
+
+def _report(error: Exception) -> int:
+    """Print a known error and return its exit code; an unknown one is raised again."""
+    from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
+    from policy_service.settings.problems import ConfigError
+
+    if isinstance(error, ConfigError):
+        problems(error.problems)
+        note(f"{len(error.problems)} problem(s); nothing was started or changed")
+        return exit_codes.CONFIGURATION
+    if isinstance(error, SchemaMismatchError):
+        note(f"error: {error}")
+        return exit_codes.SCHEMA
+    if isinstance(error, StoreUnavailableError):
+        note(f"error: database: {error}; check its address, that it runs, and that it lets this host in")
+        return exit_codes.STORE_AWAY
+    raise error
+
+
+@app.command()
+@process_options
+def serve(flags: ProcessFlags) -> int:
+    """Run the service until SIGTERM."""
+    loaded = flags.load()
+    from policy_service import bootstrap
+
+    warnings(loaded.warnings)
+    return bootstrap.serve(loaded.config)
+
+
+@app.command()
+def demo(
+    fast: Annotated[bool, typer.Option("--fast", help="A short run without pauses for reading.")] = False,
+) -> None:
+    """Show the service at work: upstreams that misbehave, a small gateway, every decision with its reason."""
+    from policy_service.cli import demo as demonstration
+
+    raise typer.Exit(demonstration.run(fast=fast))
+
+
+@app.command()
+def bench(
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of each measurement.")] = 5.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure the service against a bare gRPC echo with the same messages."""
+    from policy_service.cli import bench as measurement
+
+    raise typer.Exit(measurement.run(seconds=seconds, as_json=as_json))
+
+
+@app.command()
+def classify(
+    catalogue: Annotated[Path | None, typer.Option(help="Catalogue file with providers, rules and settings.")] = None,
+) -> None:
+    """Say what the service would make of upstream errors: JSON lines on standard input, verdicts on standard output."""
+    from policy_service.cli.classify import run
+
+    raise typer.Exit(run(catalogue, sys.stdin, sys.stdout))
+
+
+@app.command()
+@process_options
+def migrate(
+    flags: ProcessFlags,
+    check: Annotated[bool, typer.Option("--check", help="Only compare; change nothing.")] = False,
+) -> int:
+    """Bring the schema of an existing Postgres to this release."""
+    from policy_service.cli.migrate import run
+
+    return run(flags.load(), check_only=check)
+
+
+@app.command()
+@process_options
+def healthcheck(
+    flags: ProcessFlags,
+    address: Annotated[
+        str, typer.Option(help="host:port or unix:/path; default: where this configuration listens.")
+    ] = "",
+    service: Annotated[str, typer.Option(help="Name to ask for: readiness, liveness, or a service.")] = "readiness",
+    timeout_ms: Annotated[int, typer.Option(min=1, max=60_000, help="Longest wait for the answer.")] = 2_000,
+    tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server's certificate (PEM).")] = None,
+) -> int:
+    """Ask a running service whether it serves; for container probes."""
+    from policy_service.cli.healthcheck import Probe, run
+
+    return run(flags.load(), Probe(address, service, timeout_ms, tls_ca))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    say(installed("policy-service"))
+
+
+@config_app.command("check")
+@process_options
+def config_check(
+    flags: ProcessFlags,
+    as_json: JsonFlag = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
+) -> int:
+    """Check configuration and catalogue: every problem, every warning, and what overrides what."""
+    from policy_service.cli.config import check
+
+    return check(flags, as_json=as_json, strict=strict)
+
+
+@config_app.command("show")
+@process_options
+def config_show(
+    flags: ProcessFlags,
+    as_json: JsonFlag = False,
+    policy: Annotated[bool, typer.Option("--policy", help="Also the policy settings in force.")] = False,
+) -> int:
+    """Show the configuration in force with the source of each value; secrets are hidden."""
+    from policy_service.cli.config import show
+
+    return show(flags, as_json=as_json, policy=policy)
+
+
+@config_app.command("schema")
+def config_schema(
+    catalogue: Annotated[bool, typer.Option("--catalogue", help="The schema of catalogue files.")] = False,
+) -> None:
+    """Print the JSON schema of the configuration file, or of catalogue files."""
+    from policy_service.cli.config import schema
+
+    say(schema(catalogue=catalogue))
+
+
+@config_app.command("docs")
+def config_docs(
+    out: Annotated[Path, typer.Option(help="File to write; - for standard output.")] = Path(
+        "docs/reference/configuration.md"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if the file is out of date.")] = False,
+) -> None:
+    """Write the configuration reference from the models."""
+    from policy_service.cli.config import docs
+
+    raise typer.Exit(docs(out, check_only=check))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
