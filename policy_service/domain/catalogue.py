@@ -106,6 +106,8 @@ class Provider:
     `period_quota`, `rate_limit`, `overloaded`, `content_policy` (numeric codes mean nothing without the provider)."""
     limits_per_model: bool = False
     """Rate limits are counted per model; says where the blame lies, keys of locks are not affected."""
+    naive_times_offset: str = ""
+    """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""
     account_limit_texts: tuple[str, ...] = ()
     """Texts of a limit on the whole account, where other limits are per model."""
     restatement: tuple[RestatementRule, ...] = ()

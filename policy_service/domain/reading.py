@@ -5,14 +5,18 @@ Read by classification, guards and the public verdict, so that each answer is lo
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from policy_service.domain import signals
 from policy_service.domain.decision_record import Hint
-from policy_service.domain.ids import AuthClass, Instant
+from policy_service.domain.ids import AuthClass, DurationMs, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
-from policy_service.domain.retry_hints import read_hint
+from policy_service.domain.retry_hints import read_hint, stated_wait_ms
 
-_UNREAD = object()
+_UNREAD: Final = object()
+_NAIVE_TIME: Final = re.compile(r"(\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2})(?![\d.:]|\s?(?:Z|UTC|GMT|[+-]\d))")
 
 
 class Reading:
@@ -37,8 +41,19 @@ class Reading:
         """Waiting time stated by the answer, None without one."""
         if self._hint is _UNREAD:
             of = self.outcome
-            self._hint = read_hint(of.headers, of.body, of.text, self.now, self.policy.hints)
+            self._hint = read_hint(of.headers, of.body, self._timed_text(), self.now, self.policy.hints)
         return self._hint  # type: ignore[return-value]
+
+    @property
+    def stated_wait_ms(self) -> DurationMs | None:
+        """The stated wait for display: also a wait of zero."""
+        of = self.outcome
+        return stated_wait_ms(of.headers, of.body, self._timed_text(), self.now, self.policy.hints)
+
+    def _timed_text(self) -> str:
+        """The text with the provider's own zone written behind times that name none."""
+        offset = self.policy.provider.naive_times_offset
+        return _NAIVE_TIME.sub(rf"\g<1>{offset}", self.outcome.text) if offset else self.outcome.text
 
     @property
     def meaning(self) -> str:

@@ -19,7 +19,6 @@ from policy_service.domain.ids import DurationMs, HintSource, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.reading import Reading
-from policy_service.domain.retry_hints import stated_wait_ms
 
 NOBODY, MODEL, CONNECTION, ACCOUNT, PROVIDER = (
     "none",
@@ -93,7 +92,7 @@ def judge(outcome: Outcome, policy: ConnectionPolicy, now: Instant) -> Verdict:
     row = next(row for row in ROWS if row.when(case))
     scope = limit_scope(case) if row.scope == LIMIT else row.scope
     fallback = guard_allows_fallback(case.guard) if row.id == _BY_GUARD else row.fallback
-    wait = _stated_wait(reading) if row.states_wait else None
+    wait = reading.stated_wait_ms if row.states_wait else None
     return Verdict(scope, row.reason, fallback, wait, row.terminal, _rule_name(row, case))
 
 
@@ -103,14 +102,13 @@ def limit_scope(case: Case) -> str:
     if any(text in case.text for text in provider.account_limit_texts):
         return CONNECTION
     model = case.reading.outcome.model.lower()
-    if provider.limits_per_model or (model and (case.reading.policy.counts_per_model or model in case.text)):
+    if (
+        provider.limits_per_model
+        or _is_google(case)
+        or (model and (case.reading.policy.counts_per_model or model in case.text))
+    ):
         return MODEL
     return MODEL if signals.RATE_OF_MODEL.found_in(case.text) else CONNECTION
-
-
-def _stated_wait(reading: Reading) -> DurationMs | None:
-    of = reading.outcome
-    return stated_wait_ms(of.headers, of.body, of.text, reading.now, reading.policy.hints)
 
 
 def _rule_name(row: Row, case: Case) -> str:
@@ -212,9 +210,28 @@ def _is_entitlement(c: Case) -> bool:
 
 def _is_period_quota(c: Case) -> bool:
     """An allowance of a day or longer is spent, or one that the subscription counts."""
-    if c.found.reason == Reason.QUOTA_EXHAUSTED or c.reading.meaning == "period_quota":
+    if c.reading.meaning == "period_quota" or _is_window_rejected(c):
+        return True
+    if c.found.reason == Reason.QUOTA_EXHAUSTED and not _is_google_rate(c):
         return True
     return signals.PERIOD_QUOTA_EXTENDED.found_in(c.text) or _is_long_window(c)
+
+
+def _is_google_rate(c: Case) -> bool:
+    """Google calls every rate limit a quota; only a metric per day is one."""
+    return _is_google(c) and c.found.rule in ("configured", "quota-with-reset")
+
+
+def _is_google(c: Case) -> bool:
+    return c.reading.type == "resource_exhausted" or "type.googleapis.com" in c.text
+
+
+def _is_window_rejected(c: Case) -> bool:
+    """A usage window of a subscription is used up, as its own headers say."""
+    for name, value in c.reading.outcome.headers.items():
+        if name.startswith("anthropic-ratelimit-unified") and name.endswith("status") and value.strip() == "rejected":
+            return True
+    return False
 
 
 def _is_long_window(c: Case) -> bool:
@@ -226,10 +243,15 @@ def _is_long_window(c: Case) -> bool:
 
 def _counts_on_model(c: Case) -> bool:
     """The spent allowance is one model's own."""
-    return limit_scope(c) == MODEL and not (signals.SUBSCRIPTION | _ACCOUNT_ALLOWANCE).found_in(c.text)
+    model = c.reading.outcome.model.lower()
+    if limit_scope(c) != MODEL:
+        return False
+    return (bool(model) and model in c.text) or not _ACCOUNT_ALLOWANCE.found_in(c.text)
 
 
-_ACCOUNT_ALLOWANCE: Final = signals.one_of("usage limit", "usage_limit", "weekly", "session limit", "your account")
+_ACCOUNT_ALLOWANCE: Final = signals.SUBSCRIPTION | signals.one_of(
+    "usage limit", "usage_limit", "weekly", "session limit", "your account"
+)
 
 
 def _is_limit(c: Case) -> bool:
@@ -245,6 +267,8 @@ def _is_quota_decision(c: Case) -> bool:
 def _is_overload(c: Case) -> bool:
     if c.status == 529 or c.reading.meaning == "overloaded":
         return True
+    if c.status == 429 and signals.MINUTE_WINDOW.found_in(c.text):
+        return False
     return (c.status >= 500 or c.status in (429, 400)) and signals.OVERLOAD.found_in(c.text)
 
 
@@ -312,7 +336,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("retired-model", _rule("retired-model", "endpoint-moved"), MODEL, "model_not_found", states_wait=False),
     Row("model-load-failed", _says(signals.MODEL_LOAD_FAILED), MODEL, "server_error"),
     Row("never-offered", _says(signals.NEVER_OFFERED, 429), MODEL, "model_access_denied", states_wait=False),
-    Row("model-entitlement", _both(_status(400, 403, 404), _is_entitlement), MODEL, "model_access_denied"),
+    Row("model-entitlement", _both(_status(400, 403), _is_entitlement), MODEL, "model_access_denied"),
     Row("missing-model", _is_missing_model, MODEL, "model_not_found"),
     Row("refused-model", _both(_status(403), _is_bad_model), MODEL, "model_access_denied"),
     Row("unserved-model", _is_bad_model, MODEL, "model_not_found"),

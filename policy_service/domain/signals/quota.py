@@ -132,6 +132,7 @@ DAY_WINDOW = Family(
     )
 )
 """Words that name a window of a day or longer."""
+MINUTE_WINDOW = one_of("per minute", "per-minute", "limit_rpm", "(rpm)", "(tpm)", "per second")
 
 # --- configured texts (section 3)
 RATE_TEXT = one_of("rate limit", "too many requests")
