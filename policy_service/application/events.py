@@ -43,6 +43,9 @@ class OutcomeEvent:
     generations: Generations | None = None
     """None (a report without a token): the current ones."""
     probes: tuple[ProbeRef, ...] = ()
+    """Breaker permits of the served target; with `final` also those of targets that were never tried."""
+    early_probe: str = ""
+    """Early-probe permit that the decision held for the served target (spec/guards.md section 7)."""
     replica: str = ""
     decision_id: str = ""
     request_id: str = ""

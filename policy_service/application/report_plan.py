@@ -1,0 +1,342 @@
+"""The fold: what one reported outcome does to every mechanism (spec/README.md, "Order of evaluation for one outcome").
+
+Pure: it reads and writes a `StateBook`, knows no store and no clock, and is used alike by the commit, by the view's
+projection and by replay. Step 1 (idempotency over transactions) is the caller's, who knows the stored answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from policy_service.application.breaker_plan import (
+    BreakerAnswer,
+    BreakerCase,
+    fold_breaker,
+    target_blocked,
+)
+from policy_service.application.connection_locks import lock_for_pool
+from policy_service.application.connection_plan import (
+    Attempt,
+    ConnectionAnswer,
+    SuccessAnswer,
+    fail_connection,
+    release_early_probe,
+    rotation_failures,
+    succeed_connection,
+)
+from policy_service.application.events import OutcomeEvent
+from policy_service.application.ports import Scope
+from policy_service.domain import provider_cooldown
+from policy_service.domain.breaker import split_name
+from policy_service.domain.breaker_probe import Verdict
+from policy_service.domain.classification import classify_reading, resolve
+from policy_service.domain.decision_record import Classification, DecisionRecord
+from policy_service.domain.error_types import provider_does_not_serve
+from policy_service.domain.facts import Cause, Fact, FactLog
+from policy_service.domain.guards import local_guard
+from policy_service.domain.ids import Instant
+from policy_service.domain.outcome import Outcome
+from policy_service.domain.policy import ConnectionPolicy, Policy
+from policy_service.domain.provider_cooldown import ProviderCooldownState
+from policy_service.domain.reading import Reading
+from policy_service.domain.restatement import Restated, restate
+from policy_service.domain.state import StateBook
+
+UNREADABLE = "unreadable"
+DUPLICATE = "duplicate"
+STALE_SUCCESS = "stale_success"
+REQUEST_RULES = frozenset(
+    {"parameter", "malformed", "overflow", "model-access", "model-code", "inner-request-error", "bad-request"}
+)
+"""Pipeline rules that blame the request itself; no mechanism but the answer takes note of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldResult:
+    """What one outcome meant and did; everything the answer to its reporter is made of."""
+
+    facts: tuple[Fact, ...] = ()
+    causes: tuple[str, ...] = ()
+    """Why evidence was statistics only: `duplicate`, `stale_generation`, `future_generation`, `void_permit`,
+    `stale_success`, `suppressed`, `late`, `overridden`."""
+    is_success: bool = False
+    has_effect: bool = False
+    """Some row changed. A success without effect is not stored and may be judged again (fleet.md section 1)."""
+    counted: bool = False
+    """A breaker count moved, or a probe's verdict fell."""
+    verdict: Verdict | None = None
+    """Of the probe; None without one or where its permit had no say."""
+    breaker_exclusion: str = ""
+    guard: str = ""
+    """Local guard that ended the evaluation; empty without one."""
+    restated: Restated | None = None
+    classification: Classification | None = None
+    record: DecisionRecord | None = None
+    connection: ConnectionAnswer | None = None
+    success: SuccessAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """One event with everything the steps look at."""
+
+    book: StateBook
+    event: OutcomeEvent
+    whole: Policy
+    policy: ConnectionPolicy
+    outcome: Outcome
+    restated: Restated | None
+    facts: FactLog
+    draw: float
+    now: Instant | None
+    replicas: int | None
+
+
+def fold(
+    book: StateBook,
+    event: OutcomeEvent,
+    policy: Policy,
+    entropy_draw: float | None = None,
+    *,
+    now: Instant | None = None,
+    replicas: int | None = None,
+) -> FoldResult:
+    """Fold one outcome into the book.
+
+    Args:
+        entropy_draw: uniform in [0, 1) for the reopen jitter; None: derived from the event id, so that the commit and
+            every projection of one event draw the same number.
+        now: time of the transaction; decides only whether a late failure may still trip a breaker. None: the event's.
+        replicas: replicas alive, for the evidence quorum; None: unknown.
+    """
+    report = _read(book, event, policy, draw_of(event) if entropy_draw is None else entropy_draw, now, replicas)
+    before = dict(book.changes)
+    result = _fold_success(report) if report.outcome.is_success else _fold_failure(report)
+    return replace(result, facts=tuple(report.facts.facts), has_effect=book.changes != before)
+
+
+def fold_batch(
+    book: StateBook,
+    events: Iterable[OutcomeEvent],
+    policy: Policy,
+    *,
+    known: Collection[str] = (),
+    now: Instant | None = None,
+    replicas: int | None = None,
+) -> dict[str, FoldResult]:
+    """Fold events in (instant, id) order; an id that is known, or was folded in this batch, changes nothing.
+
+    Returns results by event id; ids in `known` are left out, for their answers are stored.
+    """
+    results: dict[str, FoldResult] = {}
+    for event in sorted(events, key=fold_order):
+        if event.event_id not in known and event.event_id not in results:
+            results[event.event_id] = fold(book, event, policy, now=now, replicas=replicas)
+    return results
+
+
+def fold_order(event: OutcomeEvent) -> tuple[Instant, str]:
+    """Order of events within one transaction (fleet.md section 2)."""
+    return event.at, event.event_id
+
+
+def duplicate_result() -> FoldResult:
+    """Result of a report that was folded before and whose answer is not at hand."""
+    return FoldResult(causes=(DUPLICATE,))
+
+
+def draw_of(event: OutcomeEvent) -> float:
+    """A number in [0, 1) that depends on the event alone."""
+    digest = hashlib.blake2b(event.event_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) / (1 << 53)
+
+
+def scope_of(events: Sequence[OutcomeEvent], policy: Policy) -> Scope:
+    """Guard rows to lock and rows to read for a batch. An exhausted address concerns all providers of the egress set."""
+    connections: set[tuple[str, str]] = {(event.target.provider, event.target.connection) for event in events}
+    connections |= {split_name(ref.breaker_key) for event in events for ref in event.probes}
+    shared = policy.egress_providers if any(_may_exhaust_address(event, policy) for event in events) else frozenset()
+    return Scope(
+        frozenset({provider for provider, _ in connections} | shared),
+        frozenset(pair for pair in connections if pair[1]),
+        whole_providers=frozenset(shared),
+    )
+
+
+def _may_exhaust_address(event: OutcomeEvent, policy: Policy) -> bool:
+    return event.target.provider in policy.egress_providers and not event.outcome.is_success
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+def _read(
+    book: StateBook, event: OutcomeEvent, policy: Policy, draw: float, now: Instant | None, replicas: int | None
+) -> _Report:
+    provider, connection, model = event.target
+    applies = policy.for_connection(provider, connection, event.outcome.auth_class)
+    outcome = replace(event.outcome, provider=provider, connection=connection, model=model)
+    restated = _restated(outcome, applies, event.at)
+    if restated is not None and restated.rule_id is not None:
+        outcome = replace(outcome, status=restated.status)
+    return _Report(book, event, policy, applies, outcome, restated, _fact_log(event, restated), draw, now, replicas)
+
+
+def _restated(outcome: Outcome, policy: ConnectionPolicy, at: Instant) -> Restated | None:
+    """Step 2. Only answers with a status line of their own are restated, no error inside a 200."""
+    status = outcome.status
+    if outcome.is_success or status is None or outcome.network_error or outcome.inner_status == status:
+        return None
+    hint = Reading(outcome, policy, at).hint
+    return restate(policy.provider, status, outcome.message, outcome.body, hint.wait_ms if hint else None)
+
+
+def _fact_log(event: OutcomeEvent, restated: Restated | None) -> FactLog:
+    corrected = restated.status if restated is not None and restated.rule_id is not None else None
+    cause = Cause(
+        event.event_id,
+        event.at,
+        replica=event.replica,
+        decision_id=event.decision_id,
+        request_id=event.request_id,
+        status=event.outcome.status,
+        restated_status=corrected,
+    )
+    return FactLog(cause)
+
+
+# --- success ------------------------------------------------------------------------------------------------
+def _fold_success(report: _Report) -> FoldResult:
+    if report.event.statistics_only:
+        return FoldResult(is_success=True, causes=(STALE_SUCCESS,))
+    breaker = fold_breaker(report.book, _breaker_case(report, None), report.facts)
+    _clear_provider_cooldown(report)
+    success = None
+    if report.event.target.connection:
+        success = succeed_connection(report.book, report.outcome, report.policy, _attempt(report), report.facts)
+    return FoldResult(
+        is_success=True,
+        causes=_causes(breaker, success),
+        counted=breaker.counted,
+        verdict=breaker.verdict,
+        success=success,
+    )
+
+
+def _clear_provider_cooldown(report: _Report) -> None:
+    event, book = report.event, report.book
+    for part in _cooldown_parts(event):
+        entry = book.get(ProviderCooldownState, event.target.provider, part)
+        book.put(provider_cooldown.record_success(entry, event.at, event.started_at, report.facts))
+
+
+# --- failure ------------------------------------------------------------------------------------------------
+def _fold_failure(report: _Report) -> FoldResult:
+    outcome, policy = report.outcome, report.policy
+    guard = local_guard(outcome, policy) or (UNREADABLE if outcome.status is None else "")
+    reading = Reading(outcome, policy, report.event.at)
+    found = classify_reading(reading, rotation_failures(report.book, outcome, policy, report.event.at))
+    breaker = fold_breaker(report.book, _breaker_case(report, found), report.facts)
+    if breaker.closed:
+        _clear_provider_cooldown(report)
+    result = FoldResult(
+        counted=breaker.counted,
+        verdict=breaker.verdict,
+        breaker_exclusion=breaker.exclusion,
+        guard=guard,
+        restated=report.restated,
+        classification=found,
+        record=resolve(found, 0, policy),
+    )
+    if guard:
+        _after_guard(report, guard, result.record, reading)
+        return replace(result, causes=breaker.causes)
+    _record_provider_cooldown(report, found)
+    return _fold_connection(report, result, found, reading, breaker)
+
+
+def _fold_connection(
+    report: _Report, result: FoldResult, found: Classification, reading: Reading, breaker: BreakerAnswer
+) -> FoldResult:
+    """Steps 9 and 10: the failure algorithm and the pool lockout."""
+    if not report.event.target.connection:
+        return replace(result, causes=breaker.causes)
+    attempt = replace(_attempt(report), breaker_blocks=target_blocked(report.book, _breaker_case(report, found)))
+    answer = fail_connection(report.book, report.outcome, found, report.policy, report.whole, attempt, report.facts)
+    lock_for_pool(
+        report.book,
+        report.outcome,
+        reading.hint,
+        answer.record,
+        report.policy,
+        attempt,
+        report.facts,
+        about_model=provider_does_not_serve(report.outcome),
+        already=answer.locked,
+    )
+    return replace(result, causes=_causes(breaker, answer), record=answer.record, connection=answer)
+
+
+def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, reading: Reading) -> None:
+    """The evaluation ends, save for a target timeout in the pool lockout; an early probe told nothing."""
+    release_early_probe(report.book, report.outcome, report.event.early_probe)
+    if record is None or report.outcome.code.lower() != "combo_target_timeout":
+        return
+    blocked = target_blocked(report.book, _breaker_case(report, None))
+    attempt = replace(_attempt(report), breaker_blocks=blocked)
+    lock_for_pool(
+        report.book,
+        report.outcome,
+        reading.hint,
+        record,
+        report.policy,
+        attempt,
+        report.facts,
+        request_scoped=bool(guard),
+    )
+
+
+def _record_provider_cooldown(report: _Report, found: Classification) -> None:
+    event, outcome, policy = report.event, report.outcome, report.policy
+    profile, provider = policy.provider_cooldown, event.target.provider
+    if not outcome.pool_attempt or found.rule in REQUEST_RULES:
+        return
+    if not provider_cooldown.records(profile, provider, outcome.status, policy.counts_per_model):
+        return
+    for part in _cooldown_parts(event):
+        entry = report.book.get(ProviderCooldownState, provider, part)
+        report.book.put(provider_cooldown.record_failure(entry, event.at, profile, report.facts))
+
+
+# --- shared -------------------------------------------------------------------------------------------------
+def _cooldown_parts(event: OutcomeEvent) -> tuple[str, ...]:
+    return ("", event.target.connection) if event.target.connection else ("",)
+
+
+def _attempt(report: _Report) -> Attempt:
+    event = report.event
+    return Attempt(event.at, event.started_at, event.generations, permit_id=event.early_probe)
+
+
+def _breaker_case(report: _Report, found: Classification | None) -> BreakerCase:
+    return BreakerCase(
+        report.event,
+        report.outcome,
+        report.policy,
+        found,
+        report.draw,
+        report.now,
+        report.replicas,
+        _known_connections(report) if report.policy.breaker.quorum_enabled else None,
+    )
+
+
+def _known_connections(report: _Report) -> int | None:
+    """Declared connections of the provider; None where none is declared and the number is unknown."""
+    provider = report.event.target.provider
+    declared = report.whole.catalogue.connections.values()
+    return sum(report.whole.canonical(each.provider) == provider for each in declared) or None
+
+
+def _causes(breaker: BreakerAnswer, other: ConnectionAnswer | SuccessAnswer | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*breaker.causes, *(other.causes if other else ()))))
