@@ -34,6 +34,7 @@ __all__ = [
     "extend_lock",
     "generation_of",
     "is_locked",
+    "key_of",
     "key_written",
     "lock_keys",
     "lock_row",
