@@ -5,7 +5,6 @@ Sealing and opening are the transport's (transport/grpc/token).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from policy_service.application.events import ProbeRef
@@ -66,9 +65,11 @@ class LaneWindow(NamedTuple):
     next_try_at: Instant = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionToken:
-    """Content of a decision token, self-contained so that any replica can take the report."""
+class DecisionToken(NamedTuple):
+    """Content of a decision token, self-contained so that any replica can take the report.
+
+    A tuple, because every decision builds one and every report another.
+    """
 
     decision_id: str
     started_at: Instant

@@ -3,7 +3,8 @@
 isort:skip_file
 Payload of a decision token. Internal: gateways treat the token as opaque bytes.
 
-Sealed form: one byte format, one byte key version (low 8 bits), payload, 16 bytes keyed BLAKE2b over all before.
+Sealed form: one byte format, two bytes key version, 16 bytes keyed BLAKE2b over the rest, payload. Targets are flat lists,
+because a list of texts is built several times as fast as a list of messages and every decision seals a token.
 Fields may be added; each release reads the tokens of the release before it.
 """
 
@@ -24,13 +25,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TokenPayload(_message.Message):
-    """What travels from a decision to its reports. Zero generations stand for 1."""
+    """What travels from a decision to its reports."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DECISION_ID_FIELD_NUMBER: _builtins.int
     STARTED_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
-    TARGETS_FIELD_NUMBER: _builtins.int
+    TARGET_PARTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     CALLER_ID_FIELD_NUMBER: _builtins.int
@@ -46,6 +47,7 @@ class TokenPayload(_message.Message):
     IS_POOL_FIELD_NUMBER: _builtins.int
     ATTEMPTS_MADE_FIELD_NUMBER: _builtins.int
     POLICY_REVISION_FIELD_NUMBER: _builtins.int
+    TARGET_GENERATIONS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """Decision."""
     started_at_unix_ms: _builtins.int
@@ -71,8 +73,8 @@ class TokenPayload(_message.Message):
     policy_revision: _builtins.int
     """Revision of catalogue and settings."""
     @_builtins.property
-    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenTarget]:
-        """Targets, the dispatched one first."""
+    def target_parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Targets, the dispatched one first: provider, connection, model, key of each in turn."""
 
     @_builtins.property
     def probes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenProbe]:
@@ -94,12 +96,16 @@ class TokenPayload(_message.Message):
     def lane(self) -> Global___TokenLane:
         """Wait window of the usage-wall lane."""
 
+    @_builtins.property
+    def target_generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generations of breaker, connection and model lock of each target in turn. Empty: all 1."""
+
     def __init__(
         self,
         *,
         decision_id: _builtins.str = ...,
         started_at_unix_ms: _builtins.int = ...,
-        targets: _abc.Iterable[Global___TokenTarget] | None = ...,
+        target_parts: _abc.Iterable[_builtins.str] | None = ...,
         request_id: _builtins.str = ...,
         route: _builtins.str = ...,
         caller_id: _builtins.str = ...,
@@ -115,60 +121,15 @@ class TokenPayload(_message.Message):
         is_pool: _builtins.bool = ...,
         attempts_made: _builtins.int = ...,
         policy_revision: _builtins.int = ...,
+        target_generations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "lease", b"lease", "pin", b"pin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_made", b"attempts_made", "call_kind", b"call_kind", "caller_id", b"caller_id", "decision_id", b"decision_id", "is_pool", b"is_pool", "lane", b"lane", "lease", b"lease", "permits", b"permits", "pin", b"pin", "policy_revision", b"policy_revision", "probes", b"probes", "request_id", b"request_id", "reservation_id", b"reservation_id", "route", b"route", "started_at_unix_ms", b"started_at_unix_ms", "targets", b"targets", "wait_attempts", b"wait_attempts", "wait_spent_ms", b"wait_spent_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_made", b"attempts_made", "call_kind", b"call_kind", "caller_id", b"caller_id", "decision_id", b"decision_id", "is_pool", b"is_pool", "lane", b"lane", "lease", b"lease", "permits", b"permits", "pin", b"pin", "policy_revision", b"policy_revision", "probes", b"probes", "request_id", b"request_id", "reservation_id", b"reservation_id", "route", b"route", "started_at_unix_ms", b"started_at_unix_ms", "target_generations", b"target_generations", "target_parts", b"target_parts", "wait_attempts", b"wait_attempts", "wait_spent_ms", b"wait_spent_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenPayload: _TypeAlias = TokenPayload  # noqa: Y015
-
-@_typing.final
-class TokenTarget(_message.Message):
-    """One target with its generations."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROVIDER_FIELD_NUMBER: _builtins.int
-    CONNECTION_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    KEY_FIELD_NUMBER: _builtins.int
-    BREAKER_GENERATION_FIELD_NUMBER: _builtins.int
-    CONNECTION_GENERATION_FIELD_NUMBER: _builtins.int
-    MODEL_LOCK_GENERATION_FIELD_NUMBER: _builtins.int
-    provider: _builtins.str
-    """Provider."""
-    connection: _builtins.str
-    """Connection."""
-    model: _builtins.str
-    """Model."""
-    key: _builtins.str
-    """Key in the route."""
-    breaker_generation: _builtins.int
-    """Generation of the breaker; 0 stands for 1."""
-    connection_generation: _builtins.int
-    """Generation of the connection; 0 stands for 1."""
-    model_lock_generation: _builtins.int
-    """Generation of the model lock; 0 stands for 1."""
-    def __init__(
-        self,
-        *,
-        provider: _builtins.str = ...,
-        connection: _builtins.str = ...,
-        model: _builtins.str = ...,
-        key: _builtins.str = ...,
-        breaker_generation: _builtins.int = ...,
-        connection_generation: _builtins.int = ...,
-        model_lock_generation: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_generation", b"breaker_generation", "connection", b"connection", "connection_generation", b"connection_generation", "key", b"key", "model", b"model", "model_lock_generation", b"model_lock_generation", "provider", b"provider"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenTarget: _TypeAlias = TokenTarget  # noqa: Y015
 
 @_typing.final
 class TokenProbe(_message.Message):
