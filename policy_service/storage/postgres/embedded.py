@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,8 +102,9 @@ def binaries() -> Path:
 class EmbeddedServer:
     """This process's use of the embedded server of one data directory; close it (or exit) to end the use."""
 
-    def __init__(self, directory: Path, account: Account) -> None:
+    def __init__(self, directory: Path, account: Account, settings: Mapping[str, str] | None = None) -> None:
         self.directory = directory
+        self.settings = SERVER_SETTINGS | dict(settings or {})
         self.account = account
         self.data = directory / "postgres"
         self.log = directory / "server.log"
@@ -110,13 +112,15 @@ class EmbeddedServer:
         self._children: list[subprocess.Popen[bytes]] = []
 
     @classmethod
-    def open(cls, directory: str | Path) -> EmbeddedServer:
+    def open(cls, directory: str | Path, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
         """Start the server of `directory`, or join the one that runs. Blocks; see `start` for asyncio.
+
+        `settings` are server settings on top of SERVER_SETTINGS; they count for whoever starts the server.
 
         Raises EmbeddedServerError: directory of another owner, damaged or of another version, served by a
         postmaster that is not ours, no answer within the start time-out.
         """
-        server = cls(Path(directory).expanduser().resolve(), server_account())
+        server = cls(Path(directory).expanduser().resolve(), server_account(), settings)
         try:
             server._join()
         except BaseException:
@@ -126,9 +130,9 @@ class EmbeddedServer:
         return server
 
     @classmethod
-    async def start(cls, directory: str | Path) -> EmbeddedServer:
+    async def start(cls, directory: str | Path, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
         """As `open`, without blocking the event loop."""
-        return await asyncio.to_thread(cls.open, directory)
+        return await asyncio.to_thread(cls.open, directory, settings)
 
     @property
     def url(self) -> str:
@@ -257,7 +261,7 @@ class EmbeddedServer:
         self._make_socket_directory()
         self._forget_stale_pid()
         self._start_watch()
-        settings = [f"--{name}={value}" for name, value in SERVER_SETTINGS.items()]
+        settings = [f"--{name}={value}" for name, value in self.settings.items()]
         place = ["-D", str(self.data), "-k", str(self.socket_directory)]
         self._spawn([str(binaries() / "postgres"), *place, *settings], **self.account.run_as())
 

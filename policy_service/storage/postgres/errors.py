@@ -56,9 +56,14 @@ def remedy_of(error: BaseException) -> Remedy:
     state = sqlstate_of(error)
     if isinstance(error, AnswerRaceError) or state in _RERUN:
         return Remedy.RERUN
-    if state in _LOST or state.startswith("08") or getattr(error, "connection_invalidated", False):
+    if state in _LOST or state.startswith("08") or _is_connection_gone(error):
         return Remedy.RECONNECT
     return Remedy.GIVE_UP
+
+
+def _is_connection_gone(error: BaseException) -> bool:
+    """The driver complains, not the server: a pooled connection was dead before or died during the call."""
+    return isinstance(error, exc.DBAPIError) and (error.connection_invalidated or not sqlstate_of(error))
 
 
 def public_error(error: BaseException) -> Exception | None:

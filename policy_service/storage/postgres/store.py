@@ -77,27 +77,16 @@ class PostgresStore:
     async def run(self, unit: Unit[T], *, timeout_ms: DurationMs) -> Committed[T]:
         """Run one guarded transaction; the same unit is run again after a deadlock, a serialization failure or an
         unknown commit result (its answers and progress make that safe)."""
-        return await self._with_session(lambda session: self._attempts(session, unit), timeout_ms)
-
-    async def _attempts(self, session: Session, unit: Unit[T]) -> Committed[T]:
-        reconnects = 0
-        for attempt in range(RERUNS):
-            try:
-                return await commit_unit(session, self._guards, unit)
-            except Exception as error:
-                remedy = remedy_of(error)
-                reconnects += remedy is Remedy.RECONNECT
-                if session.is_over or remedy is Remedy.GIVE_UP or reconnects > RECONNECTS:
-                    raise
-                await asyncio.sleep(0.001 * min(attempt, 10))
-        raise StoreUnavailableError("the unit kept colliding with others")
+        return await self._with_session(lambda session: commit_unit(session, self._guards, unit), timeout_ms)
 
     async def _with_session(self, work: Callable[[Session], Awaitable[T]], timeout_ms: DurationMs) -> T:
+        """Run `work` on a session; again where the error says that another try may do better."""
+
         async def known_server(session: Session) -> T:
             await self._adopt_identity(session)
             return await work(session)
 
-        return await self._sessions.run(known_server, timeout_ms)
+        return await self._sessions.run(lambda session: _attempts(session, known_server), timeout_ms)
 
     async def _adopt_identity(self, session: Session) -> None:
         """After a new connection: a failover shows as another server or timeline and raises the fleet epoch."""
@@ -197,6 +186,20 @@ class PostgresStore:
             await listener.end()
         self._listeners.clear()
         await self._sessions.close()
+
+
+async def _attempts(session: Session, work: Callable[[Session], Awaitable[T]]) -> T:
+    reconnects = 0
+    for attempt in range(RERUNS):
+        try:
+            return await work(session)
+        except Exception as error:
+            remedy = remedy_of(error)
+            reconnects += remedy is Remedy.RECONNECT
+            if session.is_over or remedy is Remedy.GIVE_UP or reconnects > RECONNECTS:
+                raise
+            await asyncio.sleep(0.001 * min(attempt, 10))
+    raise StoreUnavailableError("the unit kept colliding with others")
 
 
 async def _nothing_to_end() -> None:
