@@ -103,7 +103,7 @@ def clear_model_lock(
 
 
 def _reset_breakers(book: StateBook, selection: Selection, now: Instant, facts: FactLog) -> int:
-    rows = _selected(book, BreakerState, selection)
+    rows = [row for row in _selected(book, BreakerState, selection) if not row.is_default]
     for row in rows:
         book.put(breaker_controls.reset(row, now, facts))
     _end_bursts(book, selection)
@@ -163,14 +163,20 @@ def _reset_terminal_states(book: StateBook, selection: Selection, now: Instant, 
 def _reset_model_locks(book: StateBook, selection: Selection, now: Instant, facts: FactLog) -> int:
     rows = [row for row in _selected(book, ModelLockState, selection) if not row.is_default]
     for row in rows:
-        book.put(_deleted(row, now, facts))
+        book.put(_deleted(row, _next_lock_generation(book, row), now, facts))
     return len(rows)
 
 
-def _deleted(row: ModelLockState, now: Instant, facts: FactLog) -> ModelLockState:
+def _next_lock_generation(book: StateBook, row: ModelLockState) -> int:
+    """Above every key of the connection: the keys of one model share one number, the highest of them."""
+    others = (each for each in book.rows(ModelLockState) if each.key[1:3] == row.key[1:3])
+    return 1 + max((each.generation for each in others), default=row.generation)
+
+
+def _deleted(row: ModelLockState, generation: int, now: Instant, facts: FactLog) -> ModelLockState:
     after = replace(
         ModelLockState.default(row.key),
-        generation=row.generation + 1,
+        generation=generation,
         last_event_at=max(now, row.last_event_at or now),
         fact_id=facts.next_id(),
     )

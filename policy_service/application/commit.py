@@ -162,7 +162,7 @@ class GroupedCommit(Generic[R]):
         """Commit what is queued within the grace, spool the rest, end the task."""
         deadline = asyncio.get_running_loop().time() + grace_s
         while self._queue and not self.is_store_away and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
+            await asyncio.wait([item.done for item in self._queue], timeout=BATCH_INTERVAL_S)
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -194,6 +194,12 @@ class GroupedCommit(Generic[R]):
             return await self._await(known, duplicate=True)
         self._check_bounds()
         return await self._await(self._enqueue(event), duplicate=False)
+
+    def submit(self, event: OutcomeEvent) -> None:
+        """Queue an event without waiting for it; SpoolFullError at the bounds."""
+        if event.event_id not in self._recent:
+            self._check_bounds()
+            self._enqueue(event)
 
     async def _await(self, item: _Item[R], *, duplicate: bool) -> Reported[R]:
         budget = 0.0 if self.is_store_away else self._limits.report_ms / 1000

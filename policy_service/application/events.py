@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from policy_service.domain.ids import Generations, Instant, Target
 from policy_service.domain.outcome import Outcome
+from policy_service.domain.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class OutcomeEvent:
     final: bool = True
     statistics_only: bool = False
     """A tokenless success without elapsed time (fleet.md section 1)."""
+    verdict: Verdict | None = None
+    """Public verdict on a failure, judged once at arrival; it depends on the outcome alone."""
 
     @property
     def response_at(self) -> Instant:

@@ -7,6 +7,7 @@ subscription everything is loaded anew (spec/fleet.md section 4).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Follower:
 
     Args:
         monotonic_ms: the host's monotonic clock, ms.
+        on_advance: called after every poll that moved the view's as-of instant.
         on_revision: called with the newest catalogue revision number whenever it differs from the one in force.
     """
 
@@ -49,6 +51,7 @@ class Follower:
         *,
         monotonic_ms: Callable[[], float],
         on_revision: Callable[[int], Awaitable[None]],
+        on_advance: Callable[[], None] = lambda: None,
         settings: FollowSettings | None = None,
     ) -> None:
         self._store = store
@@ -57,6 +60,7 @@ class Follower:
         self._incarnation = incarnation
         self._monotonic_ms = monotonic_ms
         self._on_revision = on_revision
+        self._on_advance = on_advance
         self._settings = settings or FollowSettings()
         self._wake = asyncio.Event()
         self._reload = True
@@ -95,10 +99,8 @@ class Follower:
 
     async def _loop(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.poll_ms / 1000)
-            except TimeoutError:
-                pass
             self._wake.clear()
             try:
                 await self._step()
@@ -124,6 +126,7 @@ class Follower:
             self._clock.learn(ClockSample(feed.as_of, sent, received))
         self._view.apply(feed, self._incarnation)
         self.polls += 1
+        self._on_advance()
         if feed.catalogue_revision != self._view.policy.revision:
             await self._on_revision(feed.catalogue_revision)
 

@@ -154,7 +154,7 @@ def draw_of(event: OutcomeEvent) -> float:
 
 
 def scope_of(events: Sequence[OutcomeEvent], policy: Policy) -> Scope:
-    """Guard rows to lock and rows to read for a batch. An exhausted address concerns all providers of the egress set."""
+    """Guard rows to lock and rows to read for a batch; an exhausted address concerns every provider of the set."""
     connections: set[tuple[str, str]] = {(event.target.provider, event.target.connection) for event in events}
     connections |= {split_name(ref.breaker_key) for event in events for ref in event.probes}
     shared = policy.egress_providers if any(_may_exhaust_address(event, policy) for event in events) else frozenset()

@@ -63,7 +63,17 @@ class SelectTarget:
         list_always: list exclusions on positive answers too (traces want them).
     """
 
-    def __init__(self, view: View, clock: Clock, entropy: Entropy, grants: Grants, freshness: Freshness) -> None:
+    def __init__(
+        self,
+        view: View,
+        clock: Clock,
+        entropy: Entropy,
+        grants: Grants,
+        freshness: Freshness,
+        *,
+        list_always: bool = False,
+    ) -> None:
+        self._list_always = list_always
         self._view = view
         self._clock = clock
         self._entropy = entropy

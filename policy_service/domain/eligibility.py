@@ -159,8 +159,7 @@ def _connection_timer(q: _Question) -> Exclusion | None:
 def _family_pool(q: _Question) -> Exclusion | None:
     if not q.policy.provider.family_pools or not q.target.model:
         return None
-    provider = q.policy.provider
-    pool = lockout_keys.scoped_model(provider.id, provider.quota_family, q.target.model)
+    pool = lockout_keys.scoped_model(q.policy.provider, q.target.model)
     row = q.rows.get((FamilyPoolState.KIND, q.target.provider, q.target.connection, pool))
     if isinstance(row, FamilyPoolState) and row.limited_until is not None and row.limited_until > q.now:
         return q.excluded("model_lockout", row.limited_until, row.fact_id, "rate_limit_exceeded")
@@ -203,7 +202,7 @@ def lock_keys(policy: ConnectionPolicy, target: Target) -> tuple[Key, ...]:
     provider, connection, model = target
     if not model:
         return ()
-    keys = lockout_keys.keys_of(policy.provider.id, policy.provider.quota_family, model)
+    keys = lockout_keys.keys_of(policy.provider, model)
     return tuple((ModelLockState.KIND, provider, connection, key.kind, key.text) for key in keys)
 
 

@@ -1,0 +1,186 @@
+"""Grants: what a selection acquires in the store before it hands a target out.
+
+Probe permits of half-open breakers and places in a slow start, under the provider's guard row. Without the store
+one probe per replica and reset timeout goes out all the same, so that an outage of ours never prolongs one of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policy_service.application.admission_plan import Admission, acquire_probe, admission_scope
+from policy_service.application.breaker_plan import give_back
+from policy_service.application.events import ProbeRef
+from policy_service.application.messages import PermitGrant, PermitKind, SelectRequest
+from policy_service.application.ports import Clock, Scope, Store, StoreUnavailableError, Unit, UnitResult
+from policy_service.application.view import View
+from policy_service.domain.breaker import BreakerState, breaker_name, split_name
+from policy_service.domain.breaker_probe import Acquired, ProbeRequest, acquire_local
+from policy_service.domain.exclusions import Exclusion
+from policy_service.domain.facts import Cause, FactLog
+from policy_service.domain.ids import DurationMs, Instant, Target
+from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.state import StateBook
+
+log = logging.getLogger(__name__)
+
+GIVE_BACK_MS: DurationMs = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Answer to one acquire: permits, or the exclusion that the refusal makes."""
+
+    probes: tuple[ProbeRef, ...] = ()
+    permits: tuple[PermitGrant, ...] = ()
+    at: Instant | None = None
+    """Database time of the grant: the start of the decision."""
+    refusal: Exclusion | None = None
+
+
+class Grants:
+    """Acquires and gives back.
+
+    Args:
+        replica: name of this replica, recorded with each permit.
+        budget_ms: longest time that a selection waits for the store.
+        store_away: true while the store counts as away; then it is not asked.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        view: View,
+        clock: Clock,
+        replica: str,
+        *,
+        budget_ms: DurationMs,
+        store_away: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._clock = clock
+        self.replica = replica
+        self._budget_ms = budget_ms
+        self._store_away = store_away
+        self._local_at: dict[str, Instant] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.local_probes = 0
+        self.lost = 0
+
+    async def acquire(self, target: Target, request: SelectRequest, decision_id: str) -> Granted:
+        """Acquire what the breakers of `target` demand; a repeated request id gets the same permit again.
+
+        A caller that is cancelled meanwhile leaves no permit behind: a grant that nobody takes is given back.
+        """
+        policy = self._view.policy.for_connection(target.provider, target.connection)
+        probe = ProbeRequest(_permit_id(request.request_id, target), self.replica, decision_id)
+        if self._store_away():
+            return self._acquire_local(target, policy, probe)
+        task = asyncio.ensure_future(self._acquire_stored(target, policy, probe, request.request_id))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._give_back_late)
+            raise
+        except StoreUnavailableError:
+            return self._acquire_local(target, policy, probe)
+
+    def give_back(self, probes: tuple[ProbeRef, ...]) -> None:
+        """Return permits that were not used; in the background, within its own budget."""
+        held = tuple(ref for ref in probes if not ref.local)
+        if held:
+            task = asyncio.ensure_future(self._give_back(held))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def settle(self) -> None:
+        """Wait for what runs in the background."""
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # -- with the store ------------------------------------------------------------------------------
+    async def _acquire_stored(
+        self, target: Target, policy: ConnectionPolicy, probe: ProbeRequest, request_id: str
+    ) -> Granted:
+        def run(book: StateBook, now: Instant, _known: object) -> UnitResult[Admission]:
+            cause = Cause(
+                f"select/{probe.decision_id}",
+                now,
+                self.replica,
+                decision_id=probe.decision_id,
+                request_id=request_id,
+            )
+            admission = acquire_probe(book, target, now, policy, probe, FactLog(cause))
+            return UnitResult(admission, admission.facts)
+
+        committed = await self._store.run(Unit(admission_scope(target), run), timeout_ms=self._budget_ms)
+        self._view.apply_committed(committed.rows)
+        return _granted(committed.value, target, committed.at)
+
+    async def _give_back(self, probes: tuple[ProbeRef, ...]) -> None:
+        names = [split_name(ref.breaker_key) for ref in probes]
+        scope = Scope(frozenset(p for p, _ in names), frozenset(n for n in names if n[1]))
+
+        def run(book: StateBook, _now: Instant, _known: object) -> UnitResult[int]:
+            return UnitResult(sum(give_back(book, ref) for ref in probes))
+
+        try:
+            committed = await self._store.run(Unit(scope, run), timeout_ms=GIVE_BACK_MS)
+        except StoreUnavailableError:
+            self.lost += len(probes)
+            log.warning("%d unused probe permits could not be given back and end by expiry", len(probes))
+        else:
+            self._view.apply_committed(committed.rows)
+
+    def _give_back_late(self, task: asyncio.Future[Granted]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.give_back(task.result().probes)
+
+    # -- without the store ---------------------------------------------------------------------------
+    def _acquire_local(self, target: Target, policy: ConnectionPolicy, probe: ProbeRequest) -> Granted:
+        now = self._clock.now()
+        probes: list[ProbeRef] = []
+        permits: list[PermitGrant] = []
+        keys = ("", target.connection) if policy.breaker.per_connection and target.connection else ("",)
+        for part in keys:
+            name = breaker_name(target.provider, part)
+            row = self._row(target.provider, part)
+            result = acquire_local(row, now, policy.breaker, probe, self._local_at.get(name))
+            if not isinstance(result, Acquired):
+                until = None if result.retry_after_ms is None else now + result.retry_after_ms
+                return Granted(refusal=Exclusion(target, result.reason, until, row.fact_id))
+            if result.permit is not None:
+                permit = result.permit
+                probes.append(ProbeRef(permit.id, name, permit.generation, permit.round, local=True))
+                permits.append(PermitGrant(permit.id, PermitKind.PROBE, name, permit.expires_at, is_local=True))
+        for permit_ref in probes:
+            self._local_at[permit_ref.breaker_key] = now
+        self.local_probes += bool(probes)
+        return Granted(tuple(probes), tuple(permits), now)
+
+    def _row(self, provider: str, part: str) -> BreakerState:
+        row = self._view.rows.get((BreakerState.KIND, provider, part))
+        return row if isinstance(row, BreakerState) else BreakerState(provider, part)
+
+
+def _permit_id(request_id: str, target: Target) -> str:
+    """Derived from the request, so that a repeated call finds its own permit."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (request_id, target.provider):
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def _granted(admission: Admission, target: Target, now: Instant) -> Granted:
+    if not admission.granted:
+        until = None if admission.retry_after_ms is None else now + admission.retry_after_ms
+        return Granted(refusal=Exclusion(target, str(admission.reason), until))
+    permits = tuple(
+        PermitGrant(ref.permit_id, PermitKind.PROBE, ref.breaker_key, admission.expires_at or now)
+        for ref in admission.probes
+    )
+    return Granted(admission.probes, permits, now)
