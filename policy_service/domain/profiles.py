@@ -155,3 +155,20 @@ class WaitProfile:
     def effective(self) -> bool:
         """Waiting needs a positive longest wait and at least one attempt."""
         return self.enabled and self.max_wait_ms > 0 and self.max_attempts > 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProfile:
+    """Effective limits of one queue limiter (queue_admission.md section 1)."""
+
+    requests_per_minute: int = 60
+    min_time_between_requests_ms: DurationMs = 350
+    concurrent_requests: int = 6
+    max_wait_ms: DurationMs = 30_000
+    execution_max_wait_ms: DurationMs = 600_000
+    max_queue_depth: int = 0
+    """0: off."""
+    unbounded_wait: bool = False
+    wedge_after_ms: DurationMs = 60_000
+    rpm_override: int | None = None
+    """Limit declared for the connection; wins over a cap learned from a body."""
