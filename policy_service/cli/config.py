@@ -145,9 +145,11 @@ def _table(rows: Mapping[str, tuple[object, str]]) -> None:
 
 def schema(*, catalogue: bool) -> str:
     """JSON schema of a configuration or catalogue file."""
-    from policy_service.settings.reference import catalogue_schema, server_schema
-
-    return json.dumps(catalogue_schema() if catalogue else server_schema(), indent=2, ensure_ascii=False)
+    if catalogue:
+        from policy_service.settings.catalogue_models import catalogue_schema as make
+    else:
+        from policy_service.settings.server import server_schema as make
+    return json.dumps(make(), indent=2, ensure_ascii=False)
 
 
 def docs(out: Path, *, check_only: bool) -> int:

@@ -118,8 +118,15 @@ def _entry(entries: Entries, model: type[M], item: object, location: Location) -
         return model.model_validate(item)
     except ValidationError as error:
         locate = entries.document.locate
-        entries.problems += from_validation(error, model, prefix=location, locate=locate, remedies=_REMEDIES)
+        found = from_validation(error, model, prefix=location, locate=locate, remedies=_REMEDIES)
+        entries.problems += map(_without_key, found)
         return None
+
+
+def _without_key(problem: Problem) -> Problem:
+    """A key may stand where its hash belongs: what was given is not repeated."""
+    is_secret = problem.path.endswith(".key_sha256") and problem.given
+    return replace(problem, given="(hidden)") if is_secret else problem
 
 
 def _strategies(entries: Entries) -> Iterator[tuple[str, ProviderStrategyEntry]]:

@@ -10,13 +10,9 @@ from pydantic import BaseModel
 
 from policy_service.domain.settings import ENV_ALIASES, REGISTRY, SettingSpec
 from policy_service.settings import catalogue_models
-from policy_service.settings.catalogue_models import catalogue_schema
 from policy_service.settings.fields import FieldRow, server_fields
 from policy_service.settings.provider_data import ProviderEntry
-from policy_service.settings.server import ServerConfig
 from policy_service.settings.values import allowed
-
-__all__ = ["catalogue_schema", "render", "server_schema"]
 
 _ENTRIES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The file", catalogue_models.CatalogueEntry),
@@ -63,14 +59,6 @@ An example is [catalogue.yaml](../examples/catalogue.yaml). The file is taken ov
 and `profile` merges number by number. A key given twice is an error, and so is an unknown key.
 """
 _EXIT = "## Exit codes of the command line\n"
-
-
-def server_schema() -> dict[str, Any]:
-    """JSON schema of a configuration file."""
-    schema = ServerConfig.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "policy-service process configuration"
-    return schema
 
 
 def render(exit_codes: Mapping[int, str]) -> str:

@@ -286,3 +286,11 @@ def default_data_dir(environment: Any) -> Path:
     """`policy-service` below the user's data home (XDG_DATA_HOME, else ~/.local/share)."""
     home = environment.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(home) / "policy-service"
+
+
+def server_schema() -> dict[str, Any]:
+    """JSON schema of a configuration file."""
+    schema = ServerConfig.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "policy-service process configuration"
+    return schema
