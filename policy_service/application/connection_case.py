@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from policy_service.domain import classification, cooldown, error_types, terminal
+from policy_service.domain import classification, cooldown, error_types, signals, terminal
 from policy_service.domain.connection_state import ConnectionState
 from policy_service.domain.decision_record import Classification, DecisionRecord, Mode, Reason
 from policy_service.domain.ids import AuthClass, DurationMs, Generations, Instant
@@ -131,6 +131,7 @@ def build_case(
     row_seen = _with_reported_ends(row, outcome)
     reading = Reading(outcome, policy, attempt.at)
     record = _resolved(c, level, policy, row_seen, attempt.at)
+    record = replace(record, ambiguous_auth=record.ambiguous_auth or _is_ambiguous(reading))
     error_type = error_types.error_type_of(reading)
     evidence = _evidence(outcome, record, error_type, policy, row_seen, reading)
     resolution = terminal.resolve_terminal(evidence, row, attempt.at)
@@ -194,6 +195,13 @@ def _evidence(
         ambiguous_auth=policy.terminal.ambiguous_401_soft and record.ambiguous_auth,
         token_expires_at=row.token_expires_at,
     )
+
+
+def _is_ambiguous(reading: Reading) -> bool:
+    """A 401 of a provider with the soft path that does not say that the credential is dead (section 5)."""
+    if reading.status != 401 or not reading.policy.terminal.ambiguous_401_soft:
+        return False
+    return not signals.AMBIGUOUS_401_EXCLUDED.found_in(reading.text)
 
 
 def is_empty_shared_wallet(outcome: Outcome, policy: ConnectionPolicy, text: str) -> bool:

@@ -1,0 +1,168 @@
+"""One running replica: view, clock, commit and follower tied together, without any transport.
+
+Starting, stopping and crashing change no decision (spec/fleet.md section 7): a start only reads, takes over its own
+spool, and commits what was acknowledged before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from policy_service.application.clock import DatabaseClock
+from policy_service.application.commit import CommitLimits, Folding, GroupedCommit
+from policy_service.application.events import OutcomeEvent
+from policy_service.application.follow import Follower, FollowSettings
+from policy_service.application.freshness import Freshness
+from policy_service.application.grants import Grants
+from policy_service.application.ports import CatalogueRevision, Entropy, Spool, Store, StoreUnavailableError
+from policy_service.application.report_outcome import ReportOutcome
+from policy_service.application.report_plan import scope_of
+from policy_service.application.report_result import ReportResult, decode, encode, fold_report
+from policy_service.application.select_target import SelectTarget
+from policy_service.application.view import View
+from policy_service.domain.ids import DurationMs
+from policy_service.domain.policy import Policy
+
+log = logging.getLogger(__name__)
+
+FOLDING: Folding[ReportResult] = Folding(scope_of, fold_report, encode, decode)
+PRUNE_EVERY_S = 60.0
+OPERATION_MS: DurationMs = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Budgets of one replica (spec/fleet.md section 4)."""
+
+    name: str
+    select_ms: DurationMs = 20
+    stale_after_ms: DurationMs = 5_000
+    commit: CommitLimits = field(default_factory=CommitLimits)
+    follow: FollowSettings = field(default_factory=FollowSettings)
+    list_exclusions_always: bool = False
+
+
+class Replica:
+    """Builds the use cases and runs the background work.
+
+    Args:
+        policy: catalogue in force until the store names another revision.
+        compile_revision: makes a policy of a stored catalogue revision; raises ValueError where it cannot.
+        monotonic_ms: the host's monotonic clock.
+        encode_event, decode_event: form of an event in the spool.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spool: Spool,
+        policy: Policy,
+        entropy: Entropy,
+        settings: ReplicaSettings,
+        *,
+        compile_revision: Callable[[CatalogueRevision], Policy],
+        monotonic_ms: Callable[[], float],
+        encode_event: Callable[[OutcomeEvent], bytes],
+        decode_event: Callable[[bytes], OutcomeEvent],
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self._compile_revision = compile_revision
+        self.incarnation = entropy.new_id()
+        self.clock = DatabaseClock(monotonic_ms)
+        self.view = View(policy, fold_report)
+        self.commit: GroupedCommit[ReportResult] = GroupedCommit(
+            store,
+            self.view,
+            spool,
+            FOLDING,
+            self.incarnation,
+            encode_event=encode_event,
+            decode_event=decode_event,
+            limits=settings.commit,
+        )
+        self.freshness = Freshness(self.view, self.is_store_away, settings.stale_after_ms)
+        self.grants = Grants(
+            store,
+            self.view,
+            self.clock,
+            settings.name,
+            budget_ms=settings.select_ms,
+            store_away=self.is_store_away,
+        )
+        self.select = SelectTarget(
+            self.view,
+            self.clock,
+            entropy,
+            self.grants,
+            self.freshness,
+            list_always=settings.list_exclusions_always,
+        )
+        self.report = ReportOutcome(self.view, self.clock, self.commit, self.freshness, settings.name)
+        self.follower = Follower(
+            store,
+            self.view,
+            self.clock,
+            self.incarnation,
+            monotonic_ms=monotonic_ms,
+            on_revision=self._adopt_revision,
+            on_advance=self.report.judge_successes,
+            settings=settings.follow,
+        )
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def is_store_away(self) -> bool:
+        """True while the store counts as away, whoever noticed."""
+        return self.commit.is_store_away or self.follower.is_store_away
+
+    async def start(self) -> int:
+        """Load the view, then commit what earlier lives of this spool left. Returns how many reports that is.
+
+        Raises:
+            StoreUnavailableError: the first load failed.
+        """
+        await self.follower.start()
+        taken_over = await self.commit.start()
+        self._sweeper = asyncio.create_task(self._sweep(), name="prune")
+        return taken_over
+
+    async def stop(self) -> None:
+        """Commit or spool what is queued, return unused permits, end the background work."""
+        await self.commit.stop()
+        await self.grants.settle()
+        await self.follower.stop()
+        if self._sweeper:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Follow the newest catalogue revision now (after an import by this replica)."""
+        stored = await self.store.catalogue(timeout_ms=OPERATION_MS)
+        if stored is not None and stored.revision != self.view.policy.revision:
+            self._swap(stored)
+
+    async def _adopt_revision(self, revision: int) -> None:
+        if revision:
+            await self.refresh()
+
+    def _swap(self, stored: CatalogueRevision) -> None:
+        try:
+            policy = self._compile_revision(stored)
+        except ValueError:
+            log.exception("catalogue revision %d cannot be used, %d stays", stored.revision, self.view.policy.revision)
+            return
+        self.view.set_policy(policy)
+        log.info("catalogue revision %d is in force", stored.revision)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(PRUNE_EVERY_S)
+            try:
+                await self.store.prune(self.clock.now(), timeout_ms=OPERATION_MS)
+            except StoreUnavailableError as error:
+                log.info("pruning waits for the store: %s", error)
+            except Exception:
+                log.exception("pruning failed")
