@@ -234,7 +234,8 @@ class AccountWorld:
         """Circumstances of a step's outcome."""
         at = self.at(step)
         started = step.get("started_at_ms")
-        return Attempt(at, at if started is None else self.base + started, breaker_blocks=self.breaker_blocks)
+        begun = at if started is None else self.base + started
+        return Attempt(at, begun, permit_id=step.get("permit_id", ""), breaker_blocks=self.breaker_blocks)
 
     def outcome(self, step: Mapping[str, Any]) -> Outcome:
         """Parsed and restated outcome of a step."""
