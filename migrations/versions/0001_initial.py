@@ -17,6 +17,7 @@ depends_on = None
 def upgrade() -> None:
     op.execute(sa.schema.CreateSequence(sa.Sequence("row_version", data_type=sa.BigInteger)))
     _create_breaker()
+    _create_breaker_burst()
     _create_catalogue_import()
     _create_catalogue_revision()
     _create_connection()
@@ -36,6 +37,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in (
         "breaker",
+        "breaker_burst",
         "catalogue_import",
         "catalogue_revision",
         "connection",
@@ -89,6 +91,19 @@ def _create_breaker() -> None:
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("provider", "connection", name=op.f("breaker_pk")),
+    )
+
+
+def _create_breaker_burst() -> None:
+    op.create_table(
+        "breaker_burst",
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("connection", sa.Text(), nullable=False),
+        sa.Column("last_at", sa.BigInteger(), nullable=True),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("is_default", sa.Boolean(), nullable=False),
+        sa.Column("written_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("provider", "connection", name=op.f("breaker_burst_pk")),
     )
 
 

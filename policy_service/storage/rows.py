@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy_service.domain.breaker import BreakerState
+from policy_service.domain.breaker_burst import BurstState
 from policy_service.domain.cooldown import ConnectionState
 from policy_service.domain.egress import EgressSighting
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
@@ -15,6 +16,7 @@ from policy_service.storage.codec import row_codec
 
 STATE_ROWS: tuple[type[Row], ...] = (
     BreakerState,
+    BurstState,
     ProviderCooldownState,
     ConnectionState,
     ModelLockState,
