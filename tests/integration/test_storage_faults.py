@@ -7,13 +7,11 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import psutil
 import pytest
 from sqlalchemy import make_url
@@ -24,24 +22,11 @@ from policy_service.storage.postgres import schema
 from policy_service.storage.postgres.embedded import EmbeddedServer
 from policy_service.storage.postgres.session import StoreOptions, database_url
 from policy_service.storage.postgres.store import PostgresStore
+from tests.contract.beside import driver, eventually
 from tests.contract.fault_proxy import Fault, FaultProxy
 from tests.contract.units import TIMEOUT_MS, count_failure, open_breaker, read_breaker, write_breaker
 
 NAME = "storm"
-
-
-@asynccontextmanager
-async def driver(url: str) -> AsyncIterator[Any]:
-    """A plain connection beside the store."""
-    parsed = make_url(url)
-    place = {"host": parsed.query.get("host") or parsed.host, "port": parsed.port or 5432}
-    connection = await asyncpg.connect(
-        user=parsed.username, password=parsed.password, database=parsed.database, **place
-    )
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 @pytest.fixture
@@ -96,14 +81,6 @@ async def test_a_deadlocked_unit_is_run_again(embedded_url: str, store: Postgres
         assert (await running).value == 2
         assert fresh.statements - before > 5, "the unit was never the victim"
         await fresh.close()
-
-
-async def eventually(condition: Callable[[], Awaitable[object]], patience_s: float = 10) -> None:
-    """Until the condition holds; fails when it does not come to hold."""
-    ends_at = time.monotonic() + patience_s
-    while not await condition():
-        assert time.monotonic() < ends_at, "the condition did not come to hold"
-        await asyncio.sleep(0.005)
 
 
 async def are_counted(store: Store, units: int) -> bool:
