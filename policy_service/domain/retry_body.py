@@ -35,6 +35,7 @@ _DELAY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)[ ]?(ms|s|m|h)?", re.IGNORE
 _MS_KEYS = ("retry_after_ms", "retryAfterMs")
 _SECONDS_KEYS = (
     "retry_after", "retryAfter", "resets_in_seconds", "reset_after_seconds", "retry_after_seconds", "estimated_time",
+    "quotaResetDelay",
 )  # fmt: skip
 _INSTANT_KEYS = ("resets_at", "reset_at", "reset_time", "resetsAt", "resetAt", "quotaResetTimeStamp")
 _NESTED_KEYS = ("metadata", "error_details")

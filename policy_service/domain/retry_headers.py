@@ -6,11 +6,13 @@ positive one is the hint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.retry_grammar import (
+    DAY_MS,
     EPOCH_MS_ABOVE,
     EPOCH_SECONDS_ABOVE,
     SECOND_MS,
@@ -23,6 +25,9 @@ from policy_service.domain.retry_grammar import (
 Headers = Mapping[str, str]
 
 _RESET_EPOCH_ABOVE = 1_700_000_000
+_LONGEST_EPOCH_MS = 30 * DAY_MS
+_SPENT = re.compile(r"(?<![a-z])(?:r|remaining)=0(?![0-9.])", re.IGNORECASE)
+_TIME_TO_RESET = re.compile(r"(?<![a-z])(?:t|reset)=([0-9]{1,12})(?![0-9.])", re.IGNORECASE)
 _EXACT = ("ratelimit-reset", "x-ratelimit-reset-after")
 _CLAIMS = {"five_hour": "5h", "seven_day": "7d"}
 _UNIFIED = "anthropic-ratelimit-unified-"
@@ -63,7 +68,8 @@ def _first_of_list(value: str) -> str:
 
 def _retry_after(value: str, now: Instant, *, extended: bool) -> DurationMs | None:
     if value.isascii() and value.isdigit():
-        return int(value) * SECOND_MS
+        seconds = int(value)
+        return _epoch_soon(seconds, now) or seconds * SECOND_MS if extended else seconds * SECOND_MS
     at = read_date(value)
     if at is not None:
         return at - now
@@ -71,6 +77,12 @@ def _retry_after(value: str, now: Instant, *, extended: bool) -> DurationMs | No
         return None
     bare = read_number(value, SECOND_MS)
     return whole_duration(value) if bare is None else bare
+
+
+def _epoch_soon(seconds: int, now: Instant) -> DurationMs | None:
+    """Time to an epoch second of the next 30 days: what some gateways put where a number of seconds belongs."""
+    wait = seconds * SECOND_MS - now
+    return wait if 0 < wait <= _LONGEST_EPOCH_MS < seconds * SECOND_MS else None
 
 
 def _epoch_reset(headers: Headers, now: Instant) -> Iterator[DurationMs]:
@@ -91,6 +103,7 @@ def _extended(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     yield from (wait for name in _EXACT if (wait := read_reset(headers.get(name), now)) is not None)
     yield from _dimension_waits(headers, now)
     yield from _bare_reset(headers, now)
+    yield from _structured_limit(headers)
 
 
 def read_reset(value: str | None, now: Instant) -> DurationMs | None:
@@ -176,3 +189,11 @@ def _bare_reset(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     value, left = headers.get("x-ratelimit-reset", ""), read_number(headers.get("x-ratelimit-remaining", "0"), 1)
     if left == 0 and not (value.isascii() and value.isdigit() and int(value) > EPOCH_SECONDS_ABOVE):
         yield from _latest(iter([read_reset(value, now)]))
+
+
+def _structured_limit(headers: Headers) -> Iterator[DurationMs]:
+    """`ratelimit: "default";r=0;t=30`, and the older `limit=10, remaining=0, reset=30`: seconds to go if spent."""
+    value = headers.get("ratelimit", "")
+    found = _TIME_TO_RESET.search(value) if _SPENT.search(value) else None
+    if found:
+        yield int(found[1]) * SECOND_MS

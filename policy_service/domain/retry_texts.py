@@ -56,6 +56,7 @@ _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?s", re.IGNORECASE)
 _DAYS = re.compile(r"[0-9]+ days?", re.IGNORECASE)
 _CONDITION, _CONDITION_SPAN = "recently", 128
 _LIMIT = re.compile(r"limit:?[ ]([0-9]{1,12})(?![0-9.])(?:[^\n]{0,80}?\brequested:?[ ]~?([0-9]{1,12}))?")
+_TEXT_PROTO = re.compile(r"retry_delay:?\s{0,8}\{\s{0,8}seconds:\s{0,8}([0-9]{1,12})")
 _PIPED_EPOCH = re.compile(r"limit reached[^|\n]{0,40}\|([0-9]{10})(?![0-9])")
 
 _INSTANT_PHRASES = frozenset({
@@ -204,7 +205,14 @@ def _piped(text: str, now: Instant) -> Iterator[_Reading]:
         yield _Reading(_CLOCK_ROW, found.start(), int(found[1]) * SECOND_MS - now)
 
 
-_EXTENDED = (partial(_readings, extended=True), _piped, _foreign)
+def _text_proto(text: str, now: Instant) -> Iterator[_Reading]:
+    """ "retry_delay { seconds: 44 }", the text form of RetryInfo; it speaks of the minute where a day is spent too."""
+    found = _TEXT_PROTO.search(text) if "retry_delay" in text and "perday" not in text.lower() else None
+    if found:
+        yield _Reading(_EXTENDED_ROW, found.start(), int(found[1]) * SECOND_MS)
+
+
+_EXTENDED = (partial(_readings, extended=True), _piped, _text_proto, _foreign)
 
 
 _RESETS_IN = re.compile(r"resets in (?=[0-9])", re.IGNORECASE)

@@ -55,6 +55,9 @@ def test_headers_beat_the_body_and_the_body_beats_the_text() -> None:
         ("2026-06-01T12:01:30Z", 90 * SECOND),
         ("1.5", 1_500),
         ("45, 10", 45 * SECOND),
+        ("Mon Jun  1 12:01:30 2026", 90 * SECOND),
+        (str(NOW // 1_000 + 90), 90 * SECOND),
+        (str(NOW // 1_000 + 31 * 86_400), CAP),
         ("5m", 5 * MINUTE),
         ("2h", 2 * HOUR),
         ("99999999999999", CAP),
@@ -130,6 +133,19 @@ def test_the_latest_spent_dimension_counts_over_all_spellings() -> None:
     assert from_headers(headers) == 5 * MINUTE
 
 
+@pytest.mark.parametrize(
+    ("value", "wait"),
+    [
+        ('"default";r=0;t=30', 30 * SECOND),
+        ("limit=10, remaining=0, reset=50", 50 * SECOND),
+        ('"default";r=5;t=30', None),
+        ("limit=10, remaining=0", None),
+    ],
+)
+def test_a_structured_limit_counts_when_nothing_remains(value: str, wait: int | None) -> None:
+    assert from_headers({"RateLimit": value}) == wait
+
+
 def test_a_rejected_window_counts_where_the_unified_reset_is_missing() -> None:
     headers = {
         "anthropic-ratelimit-unified-status": "rejected",
@@ -199,6 +215,7 @@ def test_retry_info_is_a_protobuf_duration_of_at_most_a_day(delay: object, wait:
         ([{"error": {"retry_after": 3}}], 3 * SECOND),
         ({"error": '{"error": {"retry_after": 4}}'}, 4 * SECOND),
         ({"retry_after": 10**400}, None),
+        ({"error": {"details": [{"metadata": {"quotaResetDelay": "1h2m3.5s"}}]}}, HOUR + 2 * MINUTE + 3_500),
         ("text", None),
         (None, None),
     ],
@@ -239,6 +256,8 @@ def test_the_error_object_is_read_before_the_root() -> None:
         ("resets Jun 3 at 12pm (UTC)", 2 * DAY),
         ("resets Jun 3, 2025, 12pm (UTC)", None),
         ("limit reached|1780315260", MINUTE),
+        ("429 quota [links {}\n, retry_delay {\n  seconds: 44\n}\n]", 44 * SECOND),
+        ("429 PerDay quota [retry_delay {\n  seconds: 44\n}\n]", None),
     ],
 )
 def test_words_of_waiting_are_read(text: str, wait: int | None) -> None:
