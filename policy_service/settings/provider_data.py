@@ -32,7 +32,15 @@ Name = Annotated[str, BeforeValidator(_lower), Field(min_length=1, max_length=12
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Status = Annotated[int, Field(ge=100, le=599)]
 CodeMeaning = Literal[
-    "credits", "banned", "credential", "period_quota", "rate_limit", "overloaded", "content_policy", "entitlement"
+    "credits",
+    "banned",
+    "credential",
+    "period_quota",
+    "rate_limit",
+    "overloaded",
+    "content_policy",
+    "entitlement",
+    "invalid_request",
 ]
 CooldownMs = Annotated[int, Field(ge=0, le=30 * _DAY_MS)]
 

@@ -401,7 +401,7 @@ def test_the_schema_knows_every_section_and_refuses_others() -> None:
     json.dumps(schema)
 
 
-KEYS = "id name provider targets strategy connection settings key_sha256 status match scope".split()
+KEYS = ["id", "name", "provider", "targets", "strategy", "connection", "settings", "key_sha256", "status", "match"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
