@@ -228,6 +228,7 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("inner-request-error", on.is_inner_request_error, _REQUEST_AT_FAULT, True),
     PipelineRule("throttling-code", on.is_throttled, _ladder(Reason.RATE_LIMIT_EXCEEDED)),
     PipelineRule("overload-code", on.is_overload_code, _ladder(Reason.MODEL_CAPACITY)),
+    PipelineRule("invalid-request-code", lambda r: r.meaning == "invalid_request", _no_fallback(Reason.UNKNOWN)),
     PipelineRule("configured", on.is_configured, _configured),
     PipelineRule("capacity-status", lambda r: r.status in (413, 529), _ladder(Reason.MODEL_CAPACITY)),
     PipelineRule("quota-status-432", lambda r: r.status == 432, _until_stated_reset(HOUR_MS)),

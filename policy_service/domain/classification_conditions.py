@@ -140,7 +140,10 @@ def is_quota_with_reset(r: Reading) -> bool:
 def is_period_quota(r: Reading) -> bool:
     if r.meaning == "period_quota":
         return True
-    return r.status in (400, 402, 403) and signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
+    if r.status not in (400, 401, 402, 403):
+        return False
+    named = "quota_exceeded" in (r.code, r.type)
+    return named or signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
 
 
 def is_route_refused(r: Reading) -> bool:
@@ -196,7 +199,9 @@ def is_credential_refusal(r: Reading) -> bool:
 
 def is_dead_credential(r: Reading) -> bool:
     """A structured name says that the key or token is no good."""
-    return r.meaning == "credential" or signals.CREDENTIAL_CODES.found_in(r.account_text)
+    if r.meaning == "credential" or signals.CREDENTIAL_CODES.found_in(r.account_text):
+        return True
+    return bool(r.type) and signals.CREDENTIAL_CODES.found_in(r.type)
 
 
 def is_throttled(r: Reading) -> bool:
@@ -278,6 +283,7 @@ def says(family: signals.Family) -> Condition:
 def is_model_access(r: Reading) -> bool:
     if not is_bad_request_status(r) or echoes_request(r.outcome):
         return False
-    words = signals.MODEL_UNSERVED.found_in(r.text) or signals.MODEL_PERMISSION.found_in(r.text)
+    families = (signals.MODEL_UNSERVED, signals.MODEL_UNSERVED_EXTENDED, signals.MODEL_PERMISSION)
+    words = any(family.found_in(r.text) for family in families)
     denied = "access denied" in r.text and "model" in r.text
     return (words or denied) and not signals.CREDENTIAL_FAILURE.found_in(r.text)

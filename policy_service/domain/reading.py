@@ -22,7 +22,7 @@ _NAIVE_TIME: Final = re.compile(r"(\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2})(?![\d
 class Reading:
     """An outcome with what the rules look at; the hint is read on first use."""
 
-    __slots__ = ("_hint", "account_text", "code", "now", "outcome", "policy", "status", "text", "type")
+    __slots__ = ("_hint", "_usable", "account_text", "code", "now", "outcome", "policy", "status", "text", "type")
 
     def __init__(self, outcome: Outcome, policy: ConnectionPolicy, now: Instant) -> None:
         self.outcome = outcome
@@ -35,6 +35,7 @@ class Reading:
         self.account_text = "" if echoes_request(outcome) else self.text
         """Text for account signals; empty where the message quotes what the caller sent."""
         self._hint: object = _UNREAD
+        self._usable: bool | None = None
 
     @property
     def hint(self) -> Hint | None:
@@ -69,6 +70,11 @@ class Reading:
     @property
     def is_signal_usable(self) -> bool:
         """Quota words count (classification.md section 1): not for a plain 429 of a key."""
+        if self._usable is None:
+            self._usable = self._find_usable()
+        return self._usable
+
+    def _find_usable(self) -> bool:
         if self.status != 429 or self.policy.auth_class in (AuthClass.OAUTH, AuthClass.NONE):
             return True
         return signals.LONG_PERIOD.found_in(self.account_text)

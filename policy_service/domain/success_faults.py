@@ -16,6 +16,7 @@ FAULTS: Final = {
     "page-instead-of-answer": Verdict(PROVIDER, "server_error", True, rule="page-instead-of-answer"),
     "empty-stream": Verdict(PROVIDER, "server_error", True, rule="empty-stream"),
     "cut-answer": Verdict(PROVIDER, "network", True, rule="cut-answer"),
+    "blocked-prompt": Verdict(NOBODY, "content_policy", False, rule="blocked-prompt"),
     "cut-stream": Verdict(NOBODY, "network", False, rule="cut-stream"),
 }
 """A stream that was cut has been delivered in part: the caller holds half an answer, so nothing may be repeated."""
@@ -37,7 +38,9 @@ def success_fault(body: str) -> str:
         return "page-instead-of-answer"
     if text.startswith(("data:", "event:", ":")):
         return _stream_fault(text)
-    return "cut-answer" if text[0] in "{[" and not _is_json(text) else ""
+    if text[0] in "{[" and not _is_json(text):
+        return "cut-answer"
+    return "blocked-prompt" if '"blockReason"' in text and '"candidates"' not in text else ""
 
 
 def _stream_fault(text: str) -> str:

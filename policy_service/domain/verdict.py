@@ -166,7 +166,9 @@ def _is_empty_wallet(c: Case) -> bool:
     provider = c.reading.policy.provider
     if c.found.credits_exhausted or (c.status == 402 and provider.shared_wallet_402):
         return True
-    return c.status == 402 and not c.reading.policy.counts_per_model and c.found.rule in ("configured", "credits-text")
+    if c.found.rule in ("credits-text", "credits-beyond"):
+        return provider.credits_text_is_terminal
+    return c.status == 402 and not c.reading.policy.counts_per_model and c.found.rule == "configured"
 
 
 def _is_spent_share(c: Case) -> bool:
@@ -188,7 +190,11 @@ def _is_missing_model(c: Case) -> bool:
     if c.status not in (404, 410):
         return False
     names_code = c.reading.code in _MODEL_CODES or c.reading.type in _MODEL_CODES
-    return names_code or any(word in c.text for word in ("model", "deployment", "function '"))
+    return (
+        names_code
+        or any(word in c.text for word in ("model", "deployment", "function '", "no endpoints found"))
+        or (bool(c.reading.outcome.model) and "requested entity was not found" in c.text)
+    )
 
 
 _MODEL_CODES: Final = signals.MODEL_CODES | signals.MODEL_CODES_EXTENDED | {"not_found_error"}
@@ -269,7 +275,9 @@ def _is_overload(c: Case) -> bool:
         return True
     if c.status == 429 and signals.MINUTE_WINDOW.found_in(c.text):
         return False
-    return (c.status >= 500 or c.status in (429, 400)) and signals.OVERLOAD.found_in(c.text)
+    if c.status == 400:
+        return c.found.reason == Reason.MODEL_CAPACITY and c.found.rule == "configured"
+    return (c.status >= 498 or c.status == 429) and signals.OVERLOAD.found_in(c.text)
 
 
 def _is_busy_503(c: Case) -> bool:
@@ -330,11 +338,12 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("context-overflow", _is_overflow, NOBODY, "context_overflow", states_wait=False),
     Row("tool-use-failed", _says(signals.TOOL_USE_FAILED, 400), NOBODY, "server_error", states_wait=False),
     # where the call comes from
-    Row("region", _type("geo_blocked"), PROVIDER, "region_blocked"),
+    Row("region", _either(_type("geo_blocked"), _status(451)), PROVIDER, "region_blocked"),
     Row("client-blocked", _type("fingerprint_rejection"), PROVIDER, "client_blocked"),
     # models
     Row("retired-model", _rule("retired-model", "endpoint-moved"), MODEL, "model_not_found", states_wait=False),
     Row("model-load-failed", _says(signals.MODEL_LOAD_FAILED), MODEL, "server_error"),
+    Row("plan-without-access", _says(signals.PLAN_WITHOUT_ACCESS), CONNECTION, "model_access_denied"),
     Row("never-offered", _says(signals.NEVER_OFFERED, 429), MODEL, "model_access_denied", states_wait=False),
     Row("model-entitlement", _both(_status(400, 403), _is_entitlement), MODEL, "model_access_denied"),
     Row("missing-model", _is_missing_model, MODEL, "model_not_found"),
@@ -369,8 +378,15 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("refused-key", _is_key_403, CONNECTION, "auth_error"),
     Row(_BY_GUARD, _both(_guard("request-scoped"), lambda c: c.status < 500), NOBODY, "client_error", fallback=False),
     Row("request-scoped", _guard("request-scoped"), NOBODY, "client_error", fallback=False),
-    Row("bad-request", _status(400, 409, 422), NOBODY, "client_error", fallback=False, states_wait=False),
+    Row(
+        "bad-request",
+        _either(_status(400, 409, 422), _meaning("invalid_request")),
+        NOBODY,
+        "client_error",
+        fallback=False,
+        states_wait=False,
+    ),
     # the service
-    Row("server-error", lambda c: c.status >= 500 or c.status == 408, PROVIDER, "server_error"),
+    Row("server-error", lambda c: c.status >= 500 or c.status in (408, 424), PROVIDER, "server_error"),
     Row("other", _always, CONNECTION, "client_error"),
 )

@@ -18,6 +18,10 @@ BAN = one_of(
 )
 BAN_EXTENDED = Family(
     phrases=(
+        "organization has been restricted",
+        "organization_restricted",
+        "project has been denied access",
+        "deactivated_workspace",
         "consumer_suspended",
         "organization has been disabled",
         "organisation has been disabled",
@@ -60,6 +64,18 @@ CREDITS = one_of(
 )
 CREDITS_EXTENDED = Family(
     phrases=(
+        "credit limit exceeded",
+        "insufficient funds",
+        "insufficient_funds",
+        "not_enough_balance",
+        "令牌额度已用尽",
+        "no_payment_method",
+        "negative balance",
+        "balance is negative",
+        "top up your account",
+        "recharge your account",
+        "please recharge",
+        "creditserror",
         "credit_balance_exhausted",
         "credit balance is exhausted",
         "used all available credits",
@@ -112,6 +128,26 @@ OAUTH_INVALID = one_of(
     "re-authenticate your cline account",
 )
 CREDENTIAL_CODES = one_of(
+    "invalidsignatureexception",
+    "expiredtokenexception",
+    "token_revoked",
+    "token_expired",
+    "api_key_revoked",
+    "incorrect api key provided",
+    "api key not valid",
+    "api key expired",
+    "api key was reported as leaked",
+    "security token included in the request is",
+    "bearer token included in the request is invalid",
+    "token has been revoked",
+    "oauth token revoked",
+    "expired or revoked",
+    "api key has been disabled",
+    "api key is disabled",
+    "api key has been revoked",
+    "无效的令牌",
+    "令牌已过期",
+    "令牌状态不可用",
     "api_key_invalid",
     "api_key_expired",
     "api_key_disabled",
@@ -122,7 +158,7 @@ CREDENTIAL_CODES = one_of(
     "unrecognizedclientexception",
     "invalidapikey",
 )
-"""Structured names of a dead credential; unlike wordings they are believed under any 4xx."""
+"""Names and unmistakable sentences about a dead credential; believed under 400 and 403 too."""
 AMBIGUOUS_401_EXCLUDED = one_of("invalid api key", "token invalid", "revoked", "access denied")
 CREDENTIAL_FAILURE = Family(
     near=tuple(
@@ -156,6 +192,13 @@ GEO = one_of(
     "not available in your region",
 )
 GEO_EXTENDED = one_of(
+    "country_not_supported",
+    "unsupported country",
+    "unsupported region",
+    "territory is not supported",
+    "region_not_supported",
+    "is not available in your region",
+    "is not supported in your region",
     "unsupported_country_region_territory",
     "country, region, or territory not supported",
     "not available in your country",
@@ -175,7 +218,14 @@ FINGERPRINT = Family(
     patterns=(re.compile(r"error[_ -]?code\\?\"?'?\s{0,3}[:=]?\s{0,3}\\?\"?'?1010\b"),),
 )
 BLOCK_PAGE = one_of(
-    "attention required! | cloudflare", "sorry, you have been blocked", "<title>just a moment...</title>"
+    "error code: 1020",
+    "error code: 1006",
+    "error code: 1007",
+    "error code: 1008",
+    "error code: 1012",
+    "attention required! | cloudflare",
+    "sorry, you have been blocked",
+    "<title>just a moment...</title>",
 )
 """Pages of a web application firewall in front of the provider: about the caller's network, never about an account."""
 PROJECT_PROBLEM = one_of(

@@ -29,11 +29,22 @@ class Family:
         for phrase in self.phrases:
             if phrase in text:
                 return True
-        return bool(
-            (self.lines and any(later_on_line(text, a, b) for a, b in self.lines))
-            or (self.near and any(within(text, a, b, n) for a, b, n in self.near))
-            or (self.chains and any(in_order(text, words, n) for words, n in self.chains))
-            or (self.patterns and any(pattern.search(text) for pattern in self.patterns))
+        return self.is_composite and self._composed_in(text)
+
+    @property
+    def is_composite(self) -> bool:
+        """True if there is more to test than plain phrases."""
+        return bool(self.lines or self.near or self.chains or self.patterns)
+
+    def _composed_in(self, text: str) -> bool:
+        for a, b in self.lines:
+            if a in text and later_on_line(text, a, b):
+                return True
+        for a, b, n in self.near:
+            if a in text and within(text, a, b, n):
+                return True
+        return any(in_order(text, words, n) for words, n in self.chains) or any(
+            pattern.search(text) for pattern in self.patterns
         )
 
     def __or__(self, other: Family) -> Family:

@@ -22,6 +22,27 @@ ROUTE_NOT_AUTHORIZED = one_of("not authorized for this route")
 
 # --- meanings that only the public verdict tells apart
 OVERLOAD = one_of(
+    "over capacity",
+    "server busy",
+    "high traffic",
+    "no instances available",
+    "no available channel",
+    "no deployments available",
+    "insufficient_model_capacity",
+    "nocapacity",
+    "modelnotready",
+    "model is not ready",
+    "tier capacity exceeded",
+    "capacity_exceeded",
+    "maximum pending requests",
+    "queue_exceeded",
+    "slow down",
+    "slow_down",
+    "too busy",
+    "服务器繁忙",
+    "无可用渠道",
+    "请求过载",
+    "overload",
     "overloaded",
     "no capacity",
     "at capacity",
@@ -45,6 +66,20 @@ OVERLOAD = one_of(
     "访问量过大",
 )
 CONTENT_POLICY = one_of(
+    "content moderation",
+    "content_moderation",
+    "was flagged for",
+    "flagged as potentially",
+    "violates usage guidelines",
+    "usage guidelines",
+    "considered high risk",
+    "requires moderation",
+    "potentially violating",
+    "new_sensitive",
+    "input_sensitive",
+    "output_sensitive",
+    "harmful content",
+    "invalid_prompt",
     "content_filter",
     "content filter",
     "content_policy",
@@ -73,6 +108,13 @@ CONTENT_POLICY = one_of(
 )
 MODEL_NAMED = Family(
     phrases=(
+        "the model is",
+        "for this model",
+        "该模型",
+        "no available channel for model",
+        "model is not ready",
+        "insufficient_model_capacity",
+        "此模型",
         "that model is",
         "this model is",
         "selected model",
@@ -95,6 +137,18 @@ RATE_OF_MODEL = Family(
 """A rate limit that is stated for one model."""
 MODEL_ENTITLEMENT = Family(
     phrases=(
+        "not allowed to sample from this model",
+        "bedrock:invokemodel",
+        "access to model denied",
+        "accessdenied.unpurchased",
+        "not authorized to access this model",
+        "not authorized to use this model",
+        "not enabled for this model",
+        "subscription does not include",
+        "does not include access to",
+        "模型未开通",
+        "无权限访问模型",
+        "模型无权限",
         "have access to the model",
         "have access to model",
         "access to this model",
@@ -113,6 +167,8 @@ MODEL_ENTITLEMENT = Family(
     )
 )
 """The model or feature exists, this account may not use it."""
+PLAN_WITHOUT_ACCESS = one_of("usage_not_included")
+"""The plan of the account does not include this way of use at all."""
 FEATURE_ENTITLEMENT = one_of("extra usage is required for", "not yet available for this subscription")
 NEVER_OFFERED = Family(patterns=(re.compile(r"\blimit: 0\b(?![.\d])"),))
 """An allowance of zero: the model is not part of this tier."""

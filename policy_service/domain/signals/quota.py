@@ -79,6 +79,19 @@ WEEKLY = Family(
 SESSION = Family(phrases=("session usage limit", "session limit reached"))
 PERIOD_QUOTA_EXTENDED = Family(
     phrases=(
+        "out of call volume quota",
+        "quota will be replenished",
+        "hour limit reached",
+        "hit your weekly limit",
+        "hit your monthly limit",
+        "budget has been exceeded",
+        "budget_exceeded",
+        "free usage limit",
+        "monthly quota",
+        "usage cap",
+        "monthly usage limit",
+        "reached your monthly",
+        "reached your daily",
         "specified api usage limits",
         "you will regain access on",
         "usage_limit_reached",

@@ -112,6 +112,19 @@ MODEL_UNSERVED = Family(
     ),
     near=(("unsupported", "model", 80),),
 )
+MODEL_UNSERVED_EXTENDED = one_of(
+    "model not exist",
+    "model identifier is invalid",
+    "not a valid model",
+    "on-demand throughput",
+    "no endpoints found",
+    "unable to access model",
+    "requested entity was not found",
+    "模型不存在",
+    "no such model",
+    "no model named",
+    "unknown model",
+)
 MODEL_PERMISSION = Family(near=(("access", "model", 60), ("permission", "model", 60)))
 UNKNOWN_PROVIDER_FOR_MODEL = one_of("unknown provider for model")
 NIM_DEGRADED = Family(near=(("function", "degraded", 80),))
