@@ -181,7 +181,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-RULE = "rules: [{provider: openai, status: 429, match: purple haze, scope: model, reason: quota_exhausted}]"
+RULE = "rules: [{provider: openai, status: 429, match: purple haze, scope: model, reason: model_capacity}]"
 
 
 def test_classify_answers_each_line_in_order_with_the_rules_of_the_catalogue(
