@@ -28,7 +28,7 @@ from policy_service.application.connection_plan import (
 )
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.ports import Scope
-from policy_service.domain import provider_cooldown
+from policy_service.domain import early_probe, lockout, provider_cooldown
 from policy_service.domain.breaker import split_name
 from policy_service.domain.breaker_probe import Verdict
 from policy_service.domain.classification import classify_reading, resolve
@@ -37,6 +37,7 @@ from policy_service.domain.error_types import provider_does_not_serve
 from policy_service.domain.facts import Cause, Fact, FactLog
 from policy_service.domain.guards import local_guard
 from policy_service.domain.ids import Instant
+from policy_service.domain.lockout import Place
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
@@ -279,7 +280,7 @@ def _fold_connection(
 
 def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, reading: Reading) -> None:
     """The evaluation ends, save for a target timeout in the pool lockout; an early probe told nothing."""
-    release_early_probe(report.book, report.outcome, report.event.early_probe)
+    _release_early_probes(report)
     if record is None or report.outcome.code.lower() != "combo_target_timeout":
         return
     blocked = target_blocked(report.book, _breaker_case(report, None))
@@ -294,6 +295,17 @@ def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, rea
         report.facts,
         request_scoped=bool(guard),
     )
+
+
+def _release_early_probes(report: _Report) -> None:
+    """A test that told nothing frees its permit at once, on the connection and on the locks of the model."""
+    book, outcome, permit = report.book, report.outcome, report.event.early_probe
+    release_early_probe(book, outcome, permit)
+    if not permit or not outcome.model:
+        return
+    for row in lockout.lock_rows(book, Place(*report.event.target, report.policy.provider)):
+        if early_probe.holds(row.early_probe, permit):
+            book.put(replace(row, early_probe=None))
 
 
 def _record_provider_cooldown(report: _Report, found: Classification) -> None:

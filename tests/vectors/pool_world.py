@@ -1,0 +1,83 @@
+"""Pool-guard vectors: soft exclusions of the members of one pool (spec/guards.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from policy_service.domain.catalogue import Catalogue
+from policy_service.domain.ids import SERVER_STATED
+from policy_service.domain.policy import Policy
+from policy_service.domain.pool_guard import Member, PoolVerdict, judge_pool, overflows
+
+
+class PoolWorld:
+    """Members in order, and the calls under way in panic mode."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        catalogue = Catalogue(stored_settings=given.get("settings", {}))
+        self.profile = Policy(catalogue, environment=given.get("env", {})).pool_guard
+        self.members = {name: Member(name) for name, traits in given["pool"].items() if not _is_out(traits or {})}
+        self.overflowed = 0
+        self.in_flight = 0
+        self.now = 0
+
+    def play(self, step: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One step; what its expectations may name."""
+        self.now = int(step.get("at_ms", self.now))
+        if step["event"] == "exclude":
+            self._exclude(step)
+        if step["event"] == "select":
+            return self._select()
+        return self.shown()
+
+    def _exclude(self, step: Mapping[str, Any]) -> None:
+        name = step["member"]
+        fixed = step.get("source") in SERVER_STATED
+        self.members[name] = replace(self.members[name], until=int(step["until_ms"]), since=self.now, fixed=fixed)
+        self.overflowed += overflows(self._ordered(), name, self.profile, self.now)
+
+    def _select(self) -> Mapping[str, Any]:
+        verdict = self._judged()
+        offered = verdict.selectable or verdict.panic
+        is_panic = not verdict.selectable and bool(verdict.panic)
+        self.in_flight += is_panic
+        chosen = offered[0] if offered else None
+        return {**self.shown(), "selected": chosen, "panic": is_panic, "order": list(offered)}
+
+    def shown(self) -> Mapping[str, Any]:
+        """The pool as it stands."""
+        verdict = self._judged()
+        return {
+            "excluded": list(verdict.excluded),
+            "not_enforced": list(verdict.not_enforced),
+            "facts_count": {"exclusion_overflow": self.overflowed},
+        }
+
+    def _judged(self) -> PoolVerdict:
+        return judge_pool(self._ordered(), self.profile, self.now, self.in_flight)
+
+    def _ordered(self) -> list[Member]:
+        return list(self.members.values())
+
+
+def _is_out(traits: Mapping[str, Any]) -> bool:
+    """Terminal, disabled and foreign-leased targets are no members."""
+    return any(traits.get(name) for name in ("terminal", "disabled", "leased"))
+
+
+def play_pool(vector: Mapping[str, Any]) -> None:
+    """Play one pool vector; raises AssertionError on a mismatch."""
+    world = PoolWorld(vector["given"])
+    last: Mapping[str, Any] = {}
+    for step in vector["steps"]:
+        shown = world.play(step)
+        last = {**last, **shown}
+        _check(shown, step.get("expect", {}))
+    _check({**last, **world.shown()}, vector.get("expect", {}))
+
+
+def _check(seen: Mapping[str, Any], expect: Mapping[str, Any]) -> None:
+    for name, wanted in expect.items():
+        assert seen.get(name) == wanted, f"{name}: {seen.get(name)!r} instead of {wanted!r}"
