@@ -181,16 +181,20 @@ def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-RULE = "rules: [{provider: openai, status: 429, match: purple haze, scope: model, reason: model_capacity}]"
+MISSTATED = """
+providers:
+  - id: openai
+    restatement: [{id: haze, from_statuses: [400], to_status: 429, text_markers: [purple haze]}]
+"""
 
 
-def test_classify_answers_each_line_in_order_with_the_rules_of_the_catalogue(
+def test_classify_answers_each_line_in_order_with_the_knowledge_of_the_catalogue(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     catalogue = tmp_path / "c.yaml"
-    catalogue.write_text(RULE, encoding="utf-8")
-    texts = {"a": "slow down", "b": "purple haze"}
-    record = {"provider": "openai", "auth": "api_key", "model": "m", "status": 429}
+    catalogue.write_text(MISSTATED, encoding="utf-8")
+    texts = {"a": "green haze", "b": "purple haze"}
+    record = {"provider": "openai", "auth": "api_key", "model": "m", "status": 400}
     lines = [json.dumps({**record, "id": name, "body": text}) for name, text in texts.items()]
     feed(monkeypatch, "\n".join(lines).encode())
 
@@ -200,7 +204,7 @@ def test_classify_answers_each_line_in_order_with_the_rules_of_the_catalogue(
     assert ran.code == exit_codes.OK
     assert [answer["id"] for answer in answers] == ["a", "b"]
     assert set(answers[0]) == {"id", "scope", "reason", "fallback", "retry_after_ms", "terminal", "rule"}
-    assert answers[1]["scope"] == "model_lockout" != answers[0]["scope"]
+    assert answers[1]["reason"] == "rate_limit" != answers[0]["reason"]
 
 
 def test_classify_refuses_an_unusable_catalogue_before_the_first_line(cli: Cli, tmp_path: Path) -> None:
