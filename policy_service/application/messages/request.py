@@ -101,7 +101,10 @@ class LeaseContext:
 
     owner_hash: str
     generation: int | None
-    """None on AcquireLease only."""
+    """None where the caller sent none."""
+    problem: str = ""
+    """`LEASE_CONTEXT_REQUIRED` (owner absent) or `LEASE_CONTEXT_INVALID`; raised only after the caller's scope was
+    checked. An absent generation is the use case's to refuse, because AcquireLease needs none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,176 @@
+"""PolicyService on the wire: read the request, run the use case, write the answer. No rule lives here.
+
+`select_now` and `report_now` answer without suspending where they can; only what must wait (a permit, a line, a
+commit) takes the asynchronous way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from policy_service.application.errors import FieldProblem, InvalidRequestError, PolicyError
+from policy_service.application.messages import ReportAnswer, ReportRequest, SelectAnswer, SelectRequest
+from policy_service.generated.policy.v1 import policy_pb2
+from policy_service.transport.grpc.auth import Scope
+from policy_service.transport.grpc.errors import to_status
+from policy_service.transport.grpc.gate import Gate, Stream, Unary
+from policy_service.transport.grpc.mapping import (
+    Reading,
+    report_answer,
+    report_request,
+    select_answer,
+    select_request,
+)
+from policy_service.transport.grpc.service import service_handler
+
+SERVICE = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"]
+
+M = TypeVar("M")
+A = TypeVar("A")
+
+
+async def _each(items: Sequence[M], run: Callable[[M], A | Awaitable[A]]) -> list[A | PolicyError]:
+    """Run every item, then wait for those that have to; an error of one is its own result."""
+    results = [_now(run, item) for item in items]
+    waiting = [index for index, result in enumerate(results) if isinstance(result, Awaitable)]
+    if waiting:
+        settled = await asyncio.gather(*(_later(results[index]) for index in waiting))
+        for index, result in zip(waiting, settled, strict=True):
+            results[index] = result
+    return results  # type: ignore[return-value]
+
+
+def _now(run: Callable[[M], A], item: M) -> A | PolicyError:
+    try:
+        return run(item)
+    except PolicyError as error:
+        return error
+
+
+async def _later(pending: Any) -> Any:
+    try:
+        return await pending
+    except PolicyError as error:
+        return error
+
+
+def _select_result(result: policy_pb2.SelectTargetResponse | PolicyError) -> policy_pb2.SelectTargetResult:
+    if isinstance(result, PolicyError):
+        return policy_pb2.SelectTargetResult(error=to_status(result))
+    return policy_pb2.SelectTargetResult(answer=result)
+
+
+def _report_result(result: policy_pb2.ReportOutcomeResponse | PolicyError) -> policy_pb2.ReportOutcomeResult:
+    if isinstance(result, PolicyError):
+        return policy_pb2.ReportOutcomeResult(error=to_status(result))
+    return policy_pb2.ReportOutcomeResult(answer=result)
+
+
+class Selects(Protocol):
+    """The selection use case."""
+
+    def select_now(self, request: SelectRequest) -> SelectAnswer | None:
+        """The answer, or None if it takes waiting."""
+        ...
+
+    async def select(self, request: SelectRequest) -> SelectAnswer:
+        """The answer; PolicyError for a bad call."""
+        ...
+
+
+class Reports(Protocol):
+    """The report use case."""
+
+    def report_now(self, request: ReportRequest) -> ReportAnswer | None:
+        """The answer, or None if it takes a commit."""
+        ...
+
+    async def report(self, request: ReportRequest) -> ReportAnswer:
+        """The answer; PolicyError for a bad call."""
+        ...
+
+
+class PolicyServicer:
+    """Methods of PolicyService.
+
+    Args:
+        selects, reports: the use cases.
+        reading: seal, clock, ids and limits.
+        further: implementations of the other methods by name (leases, permits).
+        streams: implementation of WatchStream.
+    """
+
+    def __init__(
+        self,
+        selects: Selects,
+        reports: Reports,
+        reading: Reading,
+        further: Mapping[str, Unary] | None = None,
+        streams: Mapping[str, Stream] | None = None,
+    ) -> None:
+        self._selects = selects
+        self._reports = reports
+        self._reading = reading
+        self._further = dict(further or {})
+        self._streams = dict(streams or {})
+
+    def handler(self, gate: Gate) -> Any:
+        """Generic handler behind the gate."""
+        built: dict[str, Unary] = {
+            "SelectTarget": self.select_target,
+            "SelectTargets": self.select_targets,
+            "ReportOutcome": self.report_outcome,
+            "ReportOutcomes": self.report_outcomes,
+        }
+        return service_handler(SERVICE, Scope.POLICY, gate, {**self._further, **built}, self._streams)
+
+    async def select_target(self, message: policy_pb2.SelectTargetRequest) -> policy_pb2.SelectTargetResponse:
+        """SelectTarget."""
+        request = select_request(message, self._reading)
+        answer = self._selects.select_now(request) or await self._selects.select(request)
+        return select_answer(answer, self._reading.seal)
+
+    async def report_outcome(self, message: policy_pb2.ReportOutcomeRequest) -> policy_pb2.ReportOutcomeResponse:
+        """ReportOutcome."""
+        request = report_request(message, self._reading)
+        return report_answer(self._reports.report_now(request) or await self._reports.report(request))
+
+    async def select_targets(self, message: policy_pb2.SelectTargetsRequest) -> policy_pb2.SelectTargetsResponse:
+        """SelectTargets: each item on its own; those that wait do so together."""
+        self._check_batch(len(message.items))
+        results = await _each(message.items, self._select_item)
+        return policy_pb2.SelectTargetsResponse(results=map(_select_result, results))
+
+    async def report_outcomes(self, message: policy_pb2.ReportOutcomesRequest) -> policy_pb2.ReportOutcomesResponse:
+        """ReportOutcomes: each item on its own; those that commit share the next grouped commit."""
+        self._check_batch(len(message.items))
+        results = await _each(message.items, self._report_item)
+        return policy_pb2.ReportOutcomesResponse(results=map(_report_result, results))
+
+    def _check_batch(self, size: int) -> None:
+        limit = self._reading.limits.batch
+        if not 1 <= size <= limit:
+            reason = "TOO_LARGE" if size else "FIELD_REQUIRED"
+            raise InvalidRequestError((FieldProblem("items", f"{size} items", f"1 .. {limit} items", reason),))
+
+    def _select_item(
+        self, message: policy_pb2.SelectTargetRequest
+    ) -> policy_pb2.SelectTargetResponse | Awaitable[policy_pb2.SelectTargetResponse]:
+        request = select_request(message, self._reading)
+        answer = self._selects.select_now(request)
+        return self._select_later(request) if answer is None else select_answer(answer, self._reading.seal)
+
+    async def _select_later(self, request: SelectRequest) -> policy_pb2.SelectTargetResponse:
+        return select_answer(await self._selects.select(request), self._reading.seal)
+
+    def _report_item(
+        self, message: policy_pb2.ReportOutcomeRequest
+    ) -> policy_pb2.ReportOutcomeResponse | Awaitable[policy_pb2.ReportOutcomeResponse]:
+        request = report_request(message, self._reading)
+        answer = self._reports.report_now(request)
+        return self._report_later(request) if answer is None else report_answer(answer)
+
+    async def _report_later(self, request: ReportRequest) -> policy_pb2.ReportOutcomeResponse:
+        return report_answer(await self._reports.report(request))
