@@ -86,7 +86,7 @@ class PermitRow:
     @property
     def is_silent(self) -> bool:
         """Missed its last offer and not heard of since: nobody waits behind it."""
-        return self.missed_at is not None and (self.waiter_seen_at or 0) <= self.missed_at
+        return self.missed_at is not None and (self.waiter_seen_at or 0) < self.missed_at
 
     @property
     def occupies_slot(self) -> bool:

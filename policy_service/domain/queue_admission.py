@@ -231,18 +231,25 @@ def admit(book: GateBook, key: str, profile: QueueProfile, submission: Submissio
     """Steps 2 to 9 of section 3 at the limiter `key` (and every other gate of the book: the fleet's)."""
     if submission.aborted:
         return Admission(QueueCode.ABORTED)
-    budget = wait_budget_ms(profile.max_wait_ms, submission.remaining_budget_ms, unbounded_wait=profile.unbounded_wait)
-    if budget is not None and budget <= 0:
-        return _refused(QueueCode.QUEUE_TIMEOUT, book, key, now)
-    left = None if budget is None else budget - submission.waited_ms
     limit = execution_limit_ms(profile.execution_max_wait_ms, submission.start_timeout_ms)
+    budget = wait_budget_ms(profile.max_wait_ms, submission.remaining_budget_ms, unbounded_wait=profile.unbounded_wait)
     settle(book, now)
-    if not book.of(submission.request_id) and is_line_full(profile.max_queue_depth, _queued(book, key)):
-        return _refused(QueueCode.QUEUE_FULL, book, key, now)
-    if left is not None and left <= 0:
-        return _refused(QueueCode.QUEUE_TIMEOUT, book, key, now)
-    found = acquire(book, _request(book, submission, left, limit), now)
-    return _answer(found, book, key, limit, now)
+    refused = None if book.of(submission.request_id) else _too_late(book, key, profile, budget, submission.waited_ms)
+    if refused is not None:
+        return _refused(refused, book, key, now)
+    left = None if budget is None else budget - submission.waited_ms
+    return _answer(acquire(book, _request(book, submission, left, limit), now), book, key, limit, now)
+
+
+def _too_late(
+    book: GateBook, key: str, profile: QueueProfile, budget: DurationMs | None, waited_ms: DurationMs
+) -> QueueCode | None:
+    """Steps 3, 6 and 7 for a request that has no ticket yet."""
+    if budget is not None and budget <= 0:
+        return QueueCode.QUEUE_TIMEOUT
+    if is_line_full(profile.max_queue_depth, _queued(book, key)):
+        return QueueCode.QUEUE_FULL
+    return QueueCode.QUEUE_TIMEOUT if budget is not None and budget <= waited_ms else None
 
 
 def _request(book: GateBook, submission: Submission, left: DurationMs | None, limit: DurationMs) -> PermitRequest:
