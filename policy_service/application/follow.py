@@ -100,7 +100,9 @@ class Follower:
     async def _loop(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._settings.poll_ms / 1000)
+                # Not wait_for: it may swallow a cancellation that arrives together with the time-out.
+                async with asyncio.timeout(self._settings.poll_ms / 1000):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 await self._step()
@@ -139,7 +141,9 @@ class Follower:
         return await self._store.poll(self._view.watermark, timeout_ms=self._settings.poll_timeout_ms)
 
     async def _store_clock(self) -> None:
-        self._clock.learn(await self._store.read_clock(timeout_ms=LOAD_TIMEOUT_MS))
+        sent = self._monotonic_ms()
+        sample = await self._store.read_clock(timeout_ms=LOAD_TIMEOUT_MS)
+        self._clock.learn(ClockSample(sample.database_ms, sent, self._monotonic_ms()))
 
     async def _subscribe(self) -> None:
         while True:

@@ -1,0 +1,350 @@
+"""Select and report over the reference store: what a replica sees, commits, spools and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from policy_service.application.errors import InvalidRequestError, OverloadedError, UnknownStrategyError
+from policy_service.application.messages import Dispatch, Reject, SelectRequest, Wait
+from policy_service.application.replica import Replica
+from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
+from tests.replicas import (
+    FakeTime,
+    ListSpool,
+    ask,
+    candidates,
+    chosen,
+    failure,
+    make_replica,
+    quick_settings,
+    report,
+    running,
+    select,
+)
+
+
+def fleet_member(database: MemoryDatabase, name: str, moments: FakeTime, **limits: int) -> Replica:
+    return make_replica(
+        MemoryStore(database), name, time_source=moments, settings=quick_settings(name, **limits), seed=hash(name)
+    )
+
+
+async def settled(replica: Replica) -> None:
+    """Wait until everything queued is committed."""
+    await asyncio.gather(*(item.done for item in replica.commit._queue))
+
+
+@pytest.fixture
+def moments() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def database(moments: FakeTime) -> MemoryDatabase:
+    return MemoryDatabase(clock=moments.database)
+
+
+async def open_breaker(replica: Replica, count: int = 12) -> None:
+    for n in range(count):
+        await report(replica, failure(f"burst{n}"))
+
+
+async def test_a_replica_sees_its_own_failure_in_its_very_next_decision(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        first = await select(replica, ask("a", "b"))
+        pending = asyncio.create_task(report(replica, failure("a", 429, token=first.token)))
+        await asyncio.sleep(0)
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+        assert (await pending).durable
+
+
+async def test_another_replica_sees_a_committed_failure(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with (
+        running(fleet_member(database, "r1", moments)) as one,
+        running(fleet_member(database, "r2", moments)) as two,
+    ):
+        await report(one, failure("a", 429))
+        await two.follower._step()
+        answer = await select(two, ask("a", "b", explain=True))
+        assert chosen(answer) == "b"
+        assert [(e.mechanism, e.reason) for e in answer.exclusions] == [("connection_cooldown", "connection_cooldown")]
+        assert answer.exclusions[0].evidence_id in database.facts
+
+
+async def test_failures_of_several_replicas_open_the_breaker_at_exactly_the_threshold(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    replicas = [fleet_member(database, f"r{n}", moments) for n in range(4)]
+    for replica in replicas:
+        await replica.start()
+    states = []
+    for n in range(12):
+        await report(replicas[n % 4], failure(f"c{n}"))
+        row = database.rows[("breaker", "openai", "")].row
+        states.append(row.state)  # type: ignore[attr-defined]
+    assert [str(s) for s in states] == ["CLOSED"] * 6 + ["DEGRADED"] * 5 + ["OPEN"]
+    for replica in replicas:
+        await replica.stop()
+
+
+async def test_a_repeated_report_gets_the_same_answer_and_changes_nothing(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with (
+        running(fleet_member(database, "r1", moments)) as one,
+        running(fleet_member(database, "r2", moments)) as two,
+    ):
+        answer = await select(one, ask("a", "b"))
+        first = await report(one, failure("a", token=answer.token))
+        again = await report(one, failure("a", token=answer.token))
+        elsewhere = await report(two, failure("a", token=answer.token))
+        assert database.rows[("breaker", "openai", "")].row.failure_count == 1  # type: ignore[attr-defined]
+        assert again.verdict == first.verdict == elsewhere.verdict
+        assert again.effects == first.effects == elsewhere.effects
+        assert "duplicate" in again.ignored
+        assert "duplicate" in elsewhere.ignored
+
+
+async def test_three_attempts_of_one_decision_are_three_effects(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        answer = await select(replica, ask("a", "b", "c"))
+        one = await report(replica, failure("a", 503, token=answer.token, final=False))
+        two = await report(replica, failure("b", 429, token=answer.token, attempt=1, final=False))
+        assert one.action.next_target is not None
+        assert one.action.next_target.connection == "b"
+        assert two.action.next_target is not None
+        assert two.action.next_target.connection == "c"
+        assert chosen(await select(replica, ask("a", "b", "c"))) == "c"
+
+
+async def test_one_probe_is_granted_to_the_fleet_and_its_success_closes_the_breaker(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with (
+        running(fleet_member(database, "r1", moments)) as one,
+        running(fleet_member(database, "r2", moments)) as two,
+    ):
+        await open_breaker(one)
+        assert isinstance((await select(one, ask("z"))).verdict, Reject)
+        moments.ms += 30_000
+        await two.follower._step()
+        probe = await select(one, ask("z"))
+        assert isinstance(probe.verdict, Dispatch)
+        assert probe.verdict.is_probe
+        refused = await select(two, ask("z"))
+        assert isinstance(refused.verdict, Reject)
+        assert [e.reason for e in refused.exclusions] == ["probe_in_flight"]
+        moments.ms += 10
+        await report(one, failure("z", 200, token=probe.token))
+        await two.follower._step()
+        healed = await select(two, ask("z"))
+        assert isinstance(healed.verdict, Dispatch)
+        assert not healed.verdict.is_probe
+
+
+async def test_a_repeated_request_id_gets_its_own_permit_again(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await open_breaker(replica)
+        moments.ms += 30_000
+        first = await select(replica, ask("z", request_id="same"))
+        again = await select(replica, ask("z", request_id="same"))
+        other = await select(replica, ask("z", request_id="other"))
+        assert first.token is not None
+        assert again.token is not None
+        assert again.token.probes == first.token.probes
+        assert isinstance(other.verdict, Reject)
+
+
+async def test_a_report_is_spooled_while_the_store_is_away_and_committed_once_afterwards(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    store, spool = MemoryStore(database), ListSpool()
+    replica = make_replica(store, "r1", spool=spool, time_source=moments, settings=quick_settings("r1"))
+    async with running(replica):
+        store.is_away = True
+        answer = await report(replica, failure("a", 429, report_id="once"))
+        assert not answer.durable
+        assert list(spool.kept) == ["report/once"]
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+        store.is_away = False
+        await settled(replica)
+        assert "report/once" in database.answers
+        assert spool.kept == {}
+        assert (await report(replica, failure("a", 429, report_id="once"))).durable
+
+
+async def test_a_spooled_report_survives_the_loss_of_the_replica(database: MemoryDatabase, moments: FakeTime) -> None:
+    store, spool = MemoryStore(database), ListSpool()
+    replica = make_replica(store, "r1", spool=spool, time_source=moments, settings=quick_settings("r1"))
+    await replica.start()
+    store.is_away = True
+    await report(replica, failure("a", 429, report_id="kept"))
+    next_life = make_replica(MemoryStore(database), "r1", spool=spool, time_source=moments, seed=2)
+    async with running(next_life):
+        await settled(next_life)
+        assert "report/kept" in database.answers
+        assert chosen(await select(next_life, ask("a", "b"))) == "b"
+    await replica.follower.stop()
+
+
+async def test_at_its_bounds_a_report_is_refused_not_lost_later(database: MemoryDatabase, moments: FakeTime) -> None:
+    store = MemoryStore(database)
+    replica = make_replica(store, "r1", time_source=moments, settings=quick_settings("r1", max_pending=2))
+    async with running(replica):
+        store.is_away = True
+        await report(replica, failure("a"))
+        await report(replica, failure("b"))
+        with pytest.raises(OverloadedError):
+            await report(replica, failure("c"))
+        assert replica.commit.counters.refused == 1
+        store.is_away = False
+
+
+async def test_answers_are_stamped_degraded_while_the_store_is_away(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    store = MemoryStore(database)
+    replica = make_replica(store, "r1", time_source=moments, settings=quick_settings("r1"))
+    async with running(replica):
+        assert not (await select(replica, ask("a"))).is_degraded
+        store.is_away = True
+        moments.ms += 60_000
+        answer = await select(replica, ask("a"))
+        assert answer.is_degraded
+        assert answer.view_age_ms >= 60_000
+        assert isinstance(answer.verdict, Dispatch)
+
+
+async def test_without_the_store_one_probe_goes_out_per_replica_and_reset_timeout(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    store = MemoryStore(database)
+    replica = make_replica(store, "r1", time_source=moments, settings=quick_settings("r1"))
+    async with running(replica):
+        await open_breaker(replica)
+        moments.ms += 30_000
+        store.is_away = True
+        assert isinstance((await select(replica, ask("z"))).verdict, Dispatch)
+        assert isinstance((await select(replica, ask("z"))).verdict, Reject)
+        moments.ms += 30_000
+        assert isinstance((await select(replica, ask("z"))).verdict, Dispatch)
+        store.is_away = False
+
+
+async def test_healthy_traffic_sends_no_statement(database: MemoryDatabase, moments: FakeTime) -> None:
+    store = MemoryStore(database)
+    settings = quick_settings("r1")
+    replica = make_replica(
+        store, "r1", time_source=moments, settings=replace(settings, follow=replace(settings.follow, poll_ms=60_000))
+    )
+    async with running(replica):
+        before = store.statements
+        for _ in range(200):
+            answer = replica.select.select_now(ask("a", "b"))
+            assert answer is not None
+            assert replica.report.report_now(failure("a", 200, token=answer.token)) is not None
+        assert store.statements == before
+
+
+async def test_a_success_that_started_before_the_newest_failure_clears_nothing(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        early = await select(replica, ask("a", "b"))
+        moments.ms += 100
+        await report(replica, failure("a", 429, headers={"retry-after": "60"}))
+        moments.ms += 100
+        await report(replica, failure("a", 200, token=early.token))
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+
+
+async def test_a_success_waits_for_the_view_to_reach_its_evidence(database: MemoryDatabase, moments: FakeTime) -> None:
+    """The failure is committed elsewhere and not announced here yet when the success comes in."""
+    async with running(fleet_member(database, "r1", moments)) as one:
+        settings = quick_settings("r2")
+        two = make_replica(
+            MemoryStore(database),
+            "r2",
+            time_source=moments,
+            settings=replace(settings, follow=replace(settings.follow, poll_ms=60_000, notifications=False)),
+            seed=9,
+        )
+        async with running(two):
+            for n in range(3):
+                await report(one, failure(f"c{n}"))
+            moments.ms += 50
+            answer = await select(two, ask("c0"))
+            moments.ms += 50
+            assert two.report.report_now(failure("c0", 200, token=answer.token)) is not None
+            moments.ms += 50
+            await two.follower._step()
+            await settled(two)
+            row = database.rows[("breaker", "openai", "")].row
+            assert row.failure_count == 2  # type: ignore[attr-defined]
+
+
+async def test_earlier_attempts_are_not_tried_again(database: MemoryDatabase, moments: FakeTime) -> None:
+    from policy_service.application.messages import EarlierAttempt
+
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        request = replace(ask("a", "b"), earlier_attempts=(EarlierAttempt("openai", "a", "gpt", 401),))
+        assert chosen(await select(replica, request)) == "b"
+
+
+async def test_an_unknown_route_is_a_typed_refusal(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        answer = await select(replica, SelectRequest("q", route="nowhere"))
+        assert isinstance(answer.verdict, Reject)
+        assert (answer.verdict.http_status, answer.verdict.terminal_reason) == (404, "no_executable_targets")
+        assert "nowhere" in answer.verdict.message
+
+
+async def test_an_unknown_strategy_is_refused_with_the_names(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        with pytest.raises(UnknownStrategyError, match="nonsense"):
+            await select(replica, SelectRequest("q", candidates=candidates("a"), strategy="nonsense"))
+
+
+async def test_a_target_that_the_decision_did_not_name_is_refused(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        answer = await select(replica, ask("a"))
+        with pytest.raises(InvalidRequestError, match="none of the decision's targets"):
+            await report(replica, failure("elsewhere", token=answer.token))
+
+
+async def test_waiting_is_offered_where_the_soonest_lock_is_short(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await report(replica, failure("a", 429, headers={"retry-after": "2"}))
+        waiting = replace(ask("a"), allow_wait=True)
+        answer = await select(replica, waiting)
+        assert isinstance(answer.verdict, Wait)
+        assert (answer.verdict.wait_ms, answer.verdict.reason) == (2_050, "rate_limit")
+        short = replace(waiting, wait_budget_ms=1_000)
+        assert isinstance((await select(replica, short)).verdict, Reject)
+
+
+async def test_a_report_that_cannot_be_folded_is_set_aside_and_the_rest_goes_on(
+    database: MemoryDatabase, moments: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from policy_service.application import replica as module
+
+    def poisoned(book: object, event: object, policy: object) -> object:
+        if event.event_id == "report/poison" and database.version:  # type: ignore[attr-defined]
+            raise RuntimeError("cannot be folded")
+        return module.fold_report(book, event, policy)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "FOLDING", replace(module.FOLDING, fold=poisoned))
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await report(replica, failure("first"))
+        bad = asyncio.create_task(report(replica, failure("a", report_id="poison")))
+        good = asyncio.create_task(report(replica, failure("b", report_id="fine")))
+        with pytest.raises(RuntimeError):
+            await bad
+        assert (await good).durable
+        assert replica.commit.counters.failed_folds == 1
+        assert "report/fine" in database.answers
