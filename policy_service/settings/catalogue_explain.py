@@ -27,6 +27,7 @@ def explain(entries: Entries, catalogue: Catalogue, environment: Mapping[str, st
     for entry in entries.providers.values():
         if (base := builtin_providers().get(entry.id)) is not None:
             yield from _changed_fields(base, catalogue.providers[entry.id])
+        yield from _profiles_beaten_by_environment(catalogue.providers[entry.id], environment)
     for name, value in catalogue.stored_settings.items():
         yield from _beaten_environment(name, value, environment)
         yield from _beaten_profiles(name, value, catalogue)
@@ -44,6 +45,16 @@ def _beaten_environment(name: str, value: object, environment: Mapping[str, str]
         if variable and variable in environment:
             given = f"{variable}={environment[variable]}"
             yield Override(f"settings.{name}", given, f"file {_brief(value)}", "a stored value beats the environment")
+
+
+def _profiles_beaten_by_environment(provider: Provider, environment: Mapping[str, str]) -> Iterator[Override]:
+    for name, value in provider.profile.items():
+        block, _, rest = name.partition(".")
+        spec = REGISTRY.get(name) or REGISTRY.get(f"{block}.{provider.auth_class}.{rest}")
+        for variable in (spec.environment, ENV_ALIASES.get(spec.name)) if spec else ():
+            if variable and variable in environment:
+                path, given = f"providers.{provider.id}.profile.{name}", f"{variable}={environment[variable]}"
+                yield Override(path, f"file {_brief(value)}", given, "the environment beats a provider's profile")
 
 
 def _beaten_profiles(name: str, value: object, catalogue: Catalogue) -> Iterator[Override]:

@@ -6,6 +6,7 @@ here, so that a `POLICY_*` name nobody reads is found at start, and handed on in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,10 @@ from policy_service.settings.yaml_text import Document, parse
 CONFIG_VARIABLE = "POLICY_CONFIG"
 """Names the configuration file where the flag --config does not."""
 MAX_FILE_BYTES = 1_048_576
+_SERVICE_LINK = re.compile(
+    r"POLICY\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables that Kubernetes and Docker set in every container for a service whose name begins with `policy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,10 @@ def known_variables() -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[Problem]:
-    """`POLICY_*` variables that nothing reads."""
+    """`POLICY_*` variables that nothing reads, except those that an orchestrator sets by itself."""
     known = known_variables()
-    strangers = sorted(name for name in variables if name.startswith(ENV_PREFIX) and name not in known)
+    ours = (name for name in variables if name.startswith(ENV_PREFIX) and not SERVICE_LINK.fullmatch(name))
+    strangers = sorted(name for name in ours if name not in known)
     return [
         Problem(
             name,

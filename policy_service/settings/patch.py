@@ -10,8 +10,6 @@ from policy_service.settings.problems import ConfigError, Problem, did_you_mean,
 from policy_service.settings.resolved import REST_NAMES
 from policy_service.settings.values import refuse
 
-MAX_DEPTH = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Patched:

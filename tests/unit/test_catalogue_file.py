@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -334,6 +335,28 @@ def test_a_stored_value_that_beats_environment_or_profile_is_explained() -> None
     notes = {(override.path, override.note) for override in loaded.overrides}
     assert ("settings.breaker.oauth.failure_threshold", "a stored value beats the environment") in notes
     assert ("settings.breaker.oauth.failure_threshold", "a stored value beats a provider's profile") in notes
+
+
+def test_an_environment_value_that_beats_a_profile_is_explained() -> None:
+    loaded = load_catalogue(
+        "providers: [{id: claude, profile: {breaker: {failure_threshold: 3}}}]",
+        environment={"POLICY_BREAKER_OAUTH_FAILURE_THRESHOLD": "4"},
+    )
+
+    assert ("providers.claude.profile.breaker.failure_threshold", "POLICY_BREAKER_OAUTH_FAILURE_THRESHOLD=4") in {
+        (override.path, override.by) for override in loaded.overrides
+    }
+
+
+def test_a_large_file_full_of_mistakes_is_answered_in_reasonable_time() -> None:
+    connections = "".join(f"  - {{id: c{i}, provider: nobody{i}}}\n" for i in range(3000))
+    targets = "".join(f"      - {{connection: d{i}}}\n" for i in range(3000))
+    started = time.process_time()
+
+    found = refused(f"connections:\n{connections}routes:\n  - name: r\n    targets:\n{targets}")
+
+    assert len(found) == 3000
+    assert time.process_time() - started < 20
 
 
 # -- hostile YAML ------------------------------------------------------------------------------------------
