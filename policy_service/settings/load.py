@@ -24,9 +24,7 @@ from policy_service.settings.yaml_text import Document, parse
 CONFIG_VARIABLE = "POLICY_CONFIG"
 """Names the configuration file where the flag --config does not."""
 MAX_FILE_BYTES = 1_048_576
-_SERVICE_LINK = re.compile(
-    r"POLICY\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
-)
+SERVICE_LINK = re.compile(r"POLICY\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
 """Variables that Kubernetes and Docker set in every container for a service whose name begins with `policy`."""
 
 
