@@ -7,6 +7,7 @@ a row is a new revision (`alembic revision --autogenerate`).
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 from alembic.autogenerate.api import AutogenContext
@@ -76,4 +77,4 @@ def source() -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(source())
-    subprocess.run(["ruff", "format", "-q", str(TARGET)], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(TARGET)], check=True)

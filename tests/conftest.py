@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from policy_service.storage.postgres import schema
 from policy_service.storage.postgres.embedded import EmbeddedServer
 from policy_service.storage.postgres.session import database_url
+from tests.contract.beside import place_for_clusters
 
 _NUMBERS = count(1)
 
@@ -57,8 +58,8 @@ def server_url() -> Iterator[URL]:
     if given:
         yield database_url(given)
         return
-    directory = tempfile.mkdtemp(prefix="policy-test-")
-    server = EmbeddedServer.open(directory)
+    directory = tempfile.mkdtemp(prefix="policy-test-", dir=place_for_clusters())
+    server = EmbeddedServer.open(directory, {"fsync": "off"})
     yield database_url(server.url)
     server.close()
     shutil.rmtree(directory)

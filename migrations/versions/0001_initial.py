@@ -32,6 +32,7 @@ def upgrade() -> None:
     _create_replica()
     _create_report_answer()
     _create_state_feed()
+    _create_usage_wall()
 
 
 def downgrade() -> None:
@@ -52,6 +53,7 @@ def downgrade() -> None:
         "replica",
         "report_answer",
         "state_feed",
+        "usage_wall",
     ):
         op.drop_table(table)
     op.execute(sa.schema.DropSequence(sa.Sequence("row_version")))
@@ -350,3 +352,27 @@ def _create_state_feed() -> None:
     )
     op.create_index(op.f("state_feed_written_at"), "state_feed", ["written_at"], unique=False)
     op.create_index(op.f("state_feed_xid"), "state_feed", ["xid"], unique=False)
+
+
+def _create_usage_wall() -> None:
+    op.create_table(
+        "usage_wall",
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("connection", sa.Text(), nullable=False),
+        sa.Column("resets_at_s", sa.BigInteger(), nullable=True),
+        sa.Column("accepted_at", sa.BigInteger(), nullable=True),
+        sa.Column("retry_after_ms", sa.BigInteger(), nullable=False),
+        sa.Column("max_wait_ms", sa.BigInteger(), nullable=False),
+        sa.Column("requests_served", sa.BigInteger(), nullable=False),
+        sa.Column("requests_served_standard", sa.BigInteger(), nullable=False),
+        sa.Column("budget_utilization", sa.Double(), nullable=True),
+        sa.Column("budget_spent_until", sa.BigInteger(), nullable=True),
+        sa.Column("cooling_off_until", sa.BigInteger(), nullable=True),
+        sa.Column("granted_at", sa.BigInteger(), nullable=True),
+        sa.Column("not_before", sa.BigInteger(), nullable=True),
+        sa.Column("claim", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("is_default", sa.Boolean(), nullable=False),
+        sa.Column("written_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("provider", "connection", name=op.f("usage_wall_pk")),
+    )

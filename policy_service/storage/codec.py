@@ -135,6 +135,8 @@ def _generic_codec(origin: Any, args: tuple[Any, ...]) -> Codec:
         return _fixed([codec_of(arg) for arg in args])
     if origin is frozenset:
         return _sequence(codec_of(args[0]), frozenset)
+    if origin is Mapping and args[0] is str:
+        return _mapping(codec_of(args[1]))
     raise TypeError(f"rows cannot hold {origin!r}")
 
 
@@ -160,6 +162,14 @@ def _fixed(items: list[Codec]) -> Codec:
         ColumnType.JSONB,
         lambda values: [item.encode(value) for item, value in zip(items, values, strict=True)],
         lambda stored: tuple(item.decode(value) for item, value in zip(items, stored, strict=True)),
+    )
+
+
+def _mapping(value: Codec) -> Codec:
+    return Codec(
+        ColumnType.JSONB,
+        lambda values: {clean_text(name): value.encode(each) for name, each in values.items()},
+        lambda stored: {name: value.decode(each) for name, each in dict(stored).items()},
     )
 
 

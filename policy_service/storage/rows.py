@@ -12,6 +12,7 @@ from policy_service.domain.egress import EgressSighting
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Row
+from policy_service.domain.usage_wall_state import Lane
 from policy_service.storage.codec import row_codec
 
 STATE_ROWS: tuple[type[Row], ...] = (
@@ -22,6 +23,7 @@ STATE_ROWS: tuple[type[Row], ...] = (
     ModelLockState,
     FamilyPoolState,
     EgressSighting,
+    Lane,
 )
 
 ROW_BY_KIND: Mapping[str, type[Row]] = {row.KIND: row for row in STATE_ROWS}

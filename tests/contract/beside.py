@@ -1,8 +1,9 @@
-"""A plain connection beside the store, and waiting for what others do."""
+"""What tests of the store have at hand: a place for clusters, a plain connection, waiting for what others do."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,17 @@ from typing import Any
 
 import asyncpg
 from sqlalchemy import make_url
+
+SHARED_MEMORY = "/dev/shm"
+ROOM_NEEDED = 2 << 30
+
+
+def place_for_clusters() -> str | None:
+    """Shared memory where there is plenty, else the usual place for temporary files: tests need no disk."""
+    try:
+        return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free > ROOM_NEEDED else None
+    except OSError:
+        return None
 
 
 @asynccontextmanager

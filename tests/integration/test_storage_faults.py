@@ -22,7 +22,7 @@ from policy_service.storage.postgres import schema
 from policy_service.storage.postgres.embedded import EmbeddedServer
 from policy_service.storage.postgres.session import StoreOptions, database_url
 from policy_service.storage.postgres.store import PostgresStore
-from tests.contract.beside import driver, eventually
+from tests.contract.beside import driver, eventually, place_for_clusters
 from tests.contract.fault_proxy import Fault, FaultProxy
 from tests.contract.units import TIMEOUT_MS, count_failure, open_breaker, read_breaker, write_breaker
 
@@ -207,7 +207,7 @@ async def test_closing_waits_for_the_units_of_cancelled_callers(embedded_url: st
 @pytest.fixture
 def private_server() -> Iterator[EmbeddedServer]:
     """A server of the test's own, to be frozen."""
-    with tempfile.TemporaryDirectory(prefix="policy-frozen-") as directory:
+    with tempfile.TemporaryDirectory(prefix="policy-frozen-", dir=place_for_clusters()) as directory:
         server = EmbeddedServer.open(directory)
         yield server
         server.close()

@@ -35,6 +35,8 @@ SOCKET_PATH_LIMIT = 107
 CLUSTER_NAME = "policy-service-embedded"
 START_TIMEOUT_S = 60.0
 POLL_S = 0.005
+ORPHAN_WAIT_S = 0.1
+ORPHAN_WAITS = 100
 ACCOUNTS = ("postgres", "nobody")
 """Accounts under which root runs the server, in order of preference."""
 
@@ -205,10 +207,23 @@ class EmbeddedServer:
         else:
             self._create_cluster()
         if self.pid is None:
-            self._launch()
+            self._start()
         elif not self._is_ours():
             raise EmbeddedServerError(f"{self.data} is served by another postmaster (pid {self.pid}): stop it first")
-        self._await_ready()
+        else:
+            self._await_ready()
+
+    def _start(self) -> None:
+        """Start until it holds: orphans of a killed server keep its shared memory for a moment."""
+        self._make_socket_directory()
+        self._disown_stale_locks()
+        self._start_watch()
+        for _ in range(ORPHAN_WAITS):
+            self._launch()
+            if self._await_ready():
+                return
+            time.sleep(ORPHAN_WAIT_S)
+        raise EmbeddedServerError(f"processes of a killed server still use {self.data}: end them first")
 
     def _check_cluster(self) -> None:
         owner = self.data.stat().st_uid
@@ -258,17 +273,20 @@ class EmbeddedServer:
         )
 
     def _launch(self) -> None:
-        self._make_socket_directory()
-        self._forget_stale_pid()
-        self._start_watch()
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
         place = ["-D", str(self.data), "-k", str(self.socket_directory)]
         self._spawn([str(binaries() / "postgres"), *place, *settings], **self.account.run_as())
 
-    def _forget_stale_pid(self) -> None:
-        """After `kill -9` in a container the number may be ours or a neighbour's, which Postgres takes for a server."""
-        if self.pid is None:
-            (self.data / "postmaster.pid").unlink(missing_ok=True)
+    def _disown_stale_locks(self) -> None:
+        """Put our number into lock files that no server holds.
+
+        After `kill -9` the number in them may be a zombie's or a neighbour's, which Postgres would take for a server;
+        that of its own parent it ignores, and still checks for orphans that use the shared memory.
+        """
+        for lock in (self.data / "postmaster.pid", self.socket_directory / f"{SOCKET_NAME}.lock"):
+            if self.pid is None and lock.exists():
+                _, _, rest = lock.read_text().partition("\n")
+                lock.write_text(f"{os.getpid()}\n{rest}")
 
     def _make_socket_directory(self) -> None:
         place = self.socket_directory
@@ -284,6 +302,7 @@ class EmbeddedServer:
     def _start_watch(self) -> None:
         if sys.executable:
             files = [str(self.directory / "users.lock"), str(self.directory / "watch.lock"), str(self.data)]
+            Path(files[1]).touch()
             self._spawn([sys.executable, "-I", "-S", embedded_watch.__file__, *files])
 
     def _spawn(self, command: list[str], **options: Any) -> None:
@@ -302,14 +321,22 @@ class EmbeddedServer:
                 )
             )
 
-    def _await_ready(self) -> None:
+    def _await_ready(self) -> bool:
+        """True when the server takes connections; False where orphans of a killed one kept it from starting."""
         ends_at = time.monotonic() + START_TIMEOUT_S
         while not self._is_ready():
             if self._has_failed():
-                raise EmbeddedServerError(f"the server did not start: {self._last_complaint()}")
+                return self._explain_failure()
             if time.monotonic() > ends_at:
                 raise EmbeddedServerError(f"the server did not get ready in {START_TIMEOUT_S:.0f} s, see {self.log}")
             time.sleep(POLL_S)
+        return True
+
+    def _explain_failure(self) -> bool:
+        complaint = self._last_complaint()
+        if "still in use" in complaint:
+            return False
+        raise EmbeddedServerError(f"the server did not start: {complaint}")
 
     def _is_ready(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 STOP_WAIT_S = 60.0
@@ -57,8 +58,9 @@ def stop(data: Path) -> bool:
 
 
 def watch(users: Path, turn: Path, data: Path) -> None:
-    """Wait for the last user to go, then stop the server. At most one watch a directory."""
-    with turn.open("a") as mine, users.open("a") as everyone:
+    """Wait for the last user to go, then stop the server. At most one watch a directory; opens files that exist
+    only, because a directory may be removed while the watch is starting."""
+    with turn.open() as mine, users.open() as everyone:
         try:
             fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -68,4 +70,5 @@ def watch(users: Path, turn: Path, data: Path) -> None:
 
 
 if __name__ == "__main__":
-    watch(*(Path(argument) for argument in sys.argv[1:4]))
+    with suppress(FileNotFoundError):
+        watch(*(Path(argument) for argument in sys.argv[1:4]))

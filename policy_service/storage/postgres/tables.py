@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql import text
 from sqlalchemy.types import TypeEngine, UserDefinedType
@@ -48,6 +49,9 @@ class Xid8(UserDefinedType[str]):
     def get_col_spec(self, **_: Any) -> str:
         return "xid8"
 
+
+ischema_names["xid8"] = Xid8
+"""Known to reflection, so that a migrated schema can be compared with these tables."""
 
 SQL_TYPES: Mapping[ColumnType, type[TypeEngine[Any]]] = {
     ColumnType.BIGINT: BigInteger,
