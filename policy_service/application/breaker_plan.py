@@ -99,12 +99,11 @@ def fold_breaker(book: StateBook, case: BreakerCase, facts: FactLog) -> BreakerA
         book.put(enter_half_open(_row(book, case, part), case.event.at, facts))
     own, foreign = _split_probes(case)
     judged = [_judge(book, case, part, ref, facts) for part, ref in own]
-    if case.event.final:
-        for ref in foreign:
-            give_back(book, ref)
-    unspoken = [part for part in case.parts if part not in {part for part, _ in own}]
-    counted = _count(book, case, unspoken, facts)
-    return _merge([*judged, counted])
+    for ref in foreign if case.event.final else ():
+        give_back(book, ref)
+    judged_parts = {part for part, _ in own}
+    unspoken = [part for part in case.parts if part not in judged_parts]
+    return _merge([*judged, _count(book, case, unspoken, facts)])
 
 
 def give_back(book: StateBook, ref: ProbeRef) -> bool:
@@ -267,6 +266,8 @@ def _causes(effect: Effect) -> tuple[str, ...]:
 def _merge(answers: Iterable[BreakerAnswer]) -> BreakerAnswer:
     """One answer for all keys: counted where any counted, the first verdict and exclusion, every cause once."""
     listed = list(answers)
+    if len(listed) == 1:
+        return listed[0]
     return BreakerAnswer(
         any(answer.counted for answer in listed),
         next((answer.verdict for answer in listed if answer.verdict), None),

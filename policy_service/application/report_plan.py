@@ -176,7 +176,9 @@ def _read(
 ) -> _Report:
     provider, connection, model = event.target
     applies = policy.for_connection(provider, connection, event.outcome.auth_class)
-    outcome = replace(event.outcome, provider=provider, connection=connection, model=model)
+    outcome = event.outcome
+    if (outcome.provider, outcome.connection, outcome.model) != event.target:
+        outcome = replace(outcome, provider=provider, connection=connection, model=model)
     restated = _restated(outcome, applies, event.at)
     if restated is not None and restated.rule_id is not None:
         outcome = replace(outcome, status=restated.status)

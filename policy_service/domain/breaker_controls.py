@@ -82,6 +82,8 @@ def load_row(row: BreakerState, profile: BreakerProfile) -> BreakerState:
 
 def read_state(text: str) -> State:
     """A stored state; one outside the list is CLOSED."""
+    if isinstance(text, State):
+        return text
     return State(text) if text in State.__members__ else State.CLOSED
 
 

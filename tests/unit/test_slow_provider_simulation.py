@@ -15,8 +15,8 @@ from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import StateBook
 
-CONNECTIONS = 200
-"""So many that the burst guard, which counts one failure per connection and 5 s, hides nothing."""
+NOBODY = ConnectionId("")
+"""Calls name no connection, so that the burst guard, which counts one failure per connection and 5 s, hides nothing."""
 
 
 class Call(NamedTuple):
@@ -35,12 +35,11 @@ class Traffic:
         self.first_byte_is_end = first_byte_is_end
 
     def report(self, call: Call) -> None:
-        target = Target(ProviderId("acme"), ConnectionId(f"c{call.number % CONNECTIONS}"), ModelId("m"))
-        outcome = Outcome(503 if call.fails else 200, auth_class=AuthClass.API_KEY)
+        outcome = Outcome(503 if call.fails else 200, provider="acme", auth_class=AuthClass.API_KEY)
         event = OutcomeEvent(
             event_id=f"d{call.number}/0",
             at=call.ended_at,
-            target=target,
+            target=Target(ProviderId("acme"), NOBODY, ModelId("")),
             outcome=outcome,
             started_at=call.started_at,
             first_byte_at=call.ended_at if self.first_byte_is_end else None,
