@@ -68,10 +68,10 @@ def _report(error: Exception) -> int:
 def serve(flags: ProcessFlags) -> int:
     """Run the service until SIGTERM."""
     loaded = flags.load()
-    from policy_service import bootstrap
+    from policy_service.cli.serve import run
 
     warnings(loaded.warnings)
-    return bootstrap.serve(loaded.config)
+    return run(loaded.config, loaded.environment)
 
 
 @app.command()
