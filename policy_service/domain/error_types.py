@@ -17,7 +17,7 @@ from policy_service.domain.ids import AuthClass, HintSource, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.profiles import HintProfile
-from policy_service.domain.reading import Reading
+from policy_service.domain.reading import Reading, lowered_text
 from policy_service.domain.retry_hints import read_hint
 
 _UNSUPPORTED_MODEL: Final = signals.Family(lines=(("model", "is not supported"),))
@@ -117,7 +117,7 @@ def breaker_kind(outcome: Outcome, now: Instant) -> str:
     """Kind of a text for the breaker (classification.md section 5)."""
     if outcome.status != 429:
         return "transient"
-    text = outcome.text.lower()
+    text = lowered_text(outcome)
     if signals.TERMINAL_QUOTA.found_in(text):
         return "quota_exhausted"
     if _states_short_wait(outcome, text, now) or not signals.LONG_PERIOD.found_in(text):
@@ -149,7 +149,7 @@ _QUOTA_WORDS: Final = signals.CREDITS | signals.DAILY | signals.SUBSCRIPTION
 
 def reason_label(outcome: Outcome) -> str:
     """Reason-only label of listings and pool diagnostics: text first, then status. Never for durations."""
-    text = outcome.text.lower()
+    text = lowered_text(outcome)
     if _QUOTA_WORDS.found_in(text) or signals.is_weekly(text) or signals.is_session_limit(text):
         return Reason.QUOTA_EXHAUSTED
     named = on.text_reason(text) if text else None
@@ -163,6 +163,6 @@ def provider_does_not_serve(outcome: Outcome) -> bool:
     """True if another account of the provider would answer the same (section 4.3); status 400 only."""
     if outcome.status != 400:
         return False
-    text = outcome.text.lower()
+    text = lowered_text(outcome)
     unserved = signals.MODEL_UNSERVED.found_in(text) or signals.UNKNOWN_PROVIDER_FOR_MODEL.found_in(text)
     return unserved and not signals.CREDENTIAL_FAILURE.found_in(text)

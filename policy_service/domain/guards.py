@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from policy_service.domain import signals
 from policy_service.domain.outcome import CallKind, Origin, Outcome
 from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.reading import lowered_text
 
 COUNTED_STATUSES: Final = frozenset({408, 500, 502, 503, 504})
 REQUEST_SCOPED_CODES: Final = frozenset(
@@ -54,7 +55,7 @@ OWN_LIMITER_CODES: Final = frozenset(
 _ABORT_CODES: Final = frozenset({"und_err_aborted", "abort_err", "client_disconnected"})
 _LOCAL_CODES: Final = frozenset({"enoent", "eacces", "epipe", "err_child_process_stdio_maxbuffer"})
 _GATEWAY_FAULT_CODES: Final = frozenset({"plugin_block", "translation_failed", "translation_error"})
-_ACCOUNT_STATUSES: Final = frozenset({401, 402, 403, 404, 429})
+_MESSAGE_HEAD: Final = 8_192
 
 
 class SkipsBreaker(Protocol):
@@ -92,8 +93,8 @@ def is_overload(outcome: Outcome) -> bool:
     """Status 529 anywhere, or the word in the message (test 4)."""
     if outcome.status == 529 or outcome.inner_status == 529:
         return True
-    said = f"{outcome.type} {outcome.code} {outcome.message or outcome.text}".lower()
-    return "overloaded" in said
+    named = f"{outcome.type} {outcome.code} {outcome.message[:_MESSAGE_HEAD]}".lower()
+    return "overloaded" in (named if outcome.message else f"{named} {lowered_text(outcome)}")
 
 
 def is_request_scoped(outcome: Outcome) -> bool:
@@ -128,8 +129,7 @@ def is_request_resource(outcome: Outcome) -> bool:
     """A 404 about a file, item, response, upload or vector store of the caller; beats a `model_not_found`."""
     if outcome.status != 404:
         return False
-    text = outcome.text.lower()
-    return signals.REQUEST_RESOURCE.found_in(text)
+    return signals.REQUEST_RESOURCE.found_in(lowered_text(outcome))
 
 
 def is_input_bound(outcome: Outcome) -> bool:
@@ -141,7 +141,7 @@ def is_free_tier_removed(outcome: Outcome, policy: ConnectionPolicy) -> bool:
     """The model left the free tier of a provider in free billing mode; it is removed, nothing cools."""
     if not policy.provider.free_tier_billing or outcome.status not in (400, 403):
         return False
-    return signals.FREE_TIER_ONLY.found_in(outcome.text.lower())
+    return signals.FREE_TIER_ONLY.found_in(lowered_text(outcome))
 
 
 def _is_penalty_free_request(outcome: Outcome) -> bool:
@@ -158,7 +158,7 @@ def _is_spare_key(outcome: Outcome, policy: ConnectionPolicy) -> bool:
 
 
 def _said(outcome: Outcome) -> str:
-    return (outcome.text or outcome.message).lower()
+    return lowered_text(outcome) or outcome.message.lower()
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,22 @@ _UNREAD: Final = object()
 _NAIVE_TIME: Final = re.compile(r"(\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2})(?![\d.:]|\s?(?:Z|UTC|GMT|[+-]\d))")
 
 
+_HEAD: Final = 4_096
+_TAIL: Final = 2_048
+
+
+def lowered_text(outcome: Outcome) -> str:
+    """The text that signals are looked for in: lower case, and of a long one its beginning and its end.
+
+    What an error says stands at the beginning of its message; the middle of a long body is a page or the caller's
+    own input sent back. The bound keeps the cost of a hostile body small.
+    """
+    text = outcome.text
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]}\n{text[-_TAIL:]}"
+    return text.lower()
+
+
 class Reading:
     """An outcome with what the rules look at; the hint is read on first use."""
 
@@ -31,7 +47,7 @@ class Reading:
         self.status = outcome.status
         self.code = outcome.code.lower()
         self.type = outcome.type.lower()
-        self.text = outcome.text.lower()
+        self.text = lowered_text(outcome)
         self.account_text = "" if echoes_request(outcome) else self.text
         """Text for account signals; empty where the message quotes what the caller sent."""
         self._hint: object = _UNREAD

@@ -14,6 +14,7 @@ from policy_service.domain.catalogue import ErrorRule, HeaderCondition, Operator
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.reading import lowered_text
 from policy_service.domain.retry_hints import parse_resets_in
 
 OPERATOR_RULE_LIMIT: Final = 50
@@ -108,4 +109,4 @@ def _is_zero(number: str) -> bool:
 
 def matches_text(rule: OperatorRule, outcome: Outcome) -> bool:
     """True if an operator rule applies to an outcome of its own provider (used by the dry run)."""
-    return rule.status == outcome.status and rule.match.lower() in outcome.text.lower()
+    return rule.status == outcome.status and rule.match.lower() in lowered_text(outcome)

@@ -99,7 +99,11 @@ PARAMETER_EXTENDED = Family(
         "missing required parameter",
         "missing_required_parameter",
     ),
-    patterns=(re.compile(r"(?:key|field|property)[^\n]{0,60}(?:is )?not[ _-](?:permitted|allowed)"),),
+    chains=tuple(
+        ((noun, said), 60)
+        for noun in ("key", "field", "property")
+        for said in ("not permitted", "not allowed", "not-permitted", "not_permitted")
+    ),
 )
 MODEL_UNSERVED = Family(
     phrases=("invalid model", "select a different model"),
