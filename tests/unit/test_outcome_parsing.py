@@ -167,6 +167,17 @@ def test_a_status_that_the_gateway_gave_a_network_failure_stands() -> None:
     assert parse_outcome(RawOutcome(status=504, network_error="ECONNRESET")).status == 504
 
 
+def test_only_2xx_is_a_success_whose_body_may_hide_an_error() -> None:
+    body = b'{"error": {"message": "m", "type": "overloaded_error"}}'
+    statuses = {outer: parse_outcome(RawOutcome(status=outer, body=body)).status for outer in (200, 299, 300, 400)}
+    assert statuses == {200: 529, 299: 529, 300: 300, 400: 400}
+
+
+def test_an_error_event_tells_only_of_the_data_behind_it() -> None:
+    body = b"event: error\nevent: message\ndata: fine\n\n"
+    assert parse_outcome(RawOutcome(status=200, body=body)).is_success
+
+
 def test_a_body_is_cut_decoded_with_replacement_and_inflated() -> None:
     assert len(parse_outcome(RawOutcome(status=500, body=b"x" * 100_000)).text) == BODY_LIMIT
     assert parse_outcome(RawOutcome(status=500, body=b"a\xffb")).text == "a\ufffdb"

@@ -24,7 +24,9 @@ def test_an_exclude_marker_in_the_body_vetoes_the_rule_but_not_the_next_one() ->
 
 def test_the_upstream_wait_beats_the_default_only_if_positive() -> None:
     assert restate(GATE, 403, "spent", None, 5_000).retry_after_ms == 5_000
+    assert restate(GATE, 403, "spent", None, 1).retry_after_ms == 1
     assert restate(GATE, 403, "spent", None, 0).retry_after_ms == 60_000
+    assert restate(GATE, 403, "spent", None, -1).retry_after_ms == 60_000
 
 
 def test_an_untouched_answer_keeps_its_own_wait() -> None:

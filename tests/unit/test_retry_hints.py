@@ -256,6 +256,9 @@ def test_the_error_object_is_read_before_the_root() -> None:
         ("resets Jun 3 at 12pm (UTC)", 2 * DAY),
         ("resets Jun 3, 2025, 12pm (UTC)", None),
         ("limit reached|1780315260", MINUTE),
+        ("resets 12am (UTC)", 12 * HOUR),
+        ("resets 1am (UTC)", 13 * HOUR),
+        ("resets 6:30pm UTC+0530", HOUR),
         ("429 quota [links {}\n, retry_delay {\n  seconds: 44\n}\n]", 44 * SECOND),
         ("429 PerDay quota [retry_delay {\n  seconds: 44\n}\n]", None),
     ],
@@ -279,6 +282,7 @@ def test_words_of_waiting_are_read(text: str, wait: int | None) -> None:
         "resets Oct 6, 10am.",
         "resets 25:00 UTC",
         "resets 13pm (UTC)",
+        "resets 0am (UTC)",
         "resets 3pm (Europe/Atlantis)",
         "resets 3pm (../../etc/passwd)",
         "feedback 5s",
@@ -293,7 +297,7 @@ def test_a_number_that_is_no_wait_is_no_hint(text: str) -> None:
 def test_a_request_larger_than_its_limit_gets_no_wait() -> None:
     text = "Limit 7000, Used 0, Requested {}. Please try again in 50s."
     assert from_text(text.format("~12903")) is None
-    assert from_text(text.format("6000")) == 50 * SECOND
+    assert from_text(text.format("7000")) == 50 * SECOND
 
 
 def test_a_limit_of_zero_gets_no_wait() -> None:
@@ -348,6 +352,7 @@ def test_a_fraction_is_rounded_up_without_binary_noise() -> None:
 
 def test_a_stated_zero_is_told_for_display_but_is_no_hint() -> None:
     assert stated_wait_ms({"retry-after": "0"}, None, "", NOW, HintProfile()) == 0
+    assert stated_wait_ms({"retry-after-ms": "1"}, None, "", NOW, HintProfile()) == 1
     assert stated_wait_ms({}, None, "nothing said", NOW, HintProfile()) is None
     assert read_hint({"retry-after": "0"}, None, "", NOW, HintProfile()) is None
 
