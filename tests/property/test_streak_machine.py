@@ -71,7 +71,7 @@ class RefusalMachine(RuleBasedStateMachine):
 
     @rule()
     def a_replica_restarts(self) -> None:
-        self.world.rows = dict(self.world.rows)
+        self.world.restart()
 
     @invariant()
     def streak_and_ban_agree(self) -> None:

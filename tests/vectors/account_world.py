@@ -35,6 +35,7 @@ from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.restatement import restate
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
+from policy_service.storage.codec import row_codec
 
 _FLAGS = ("disable_cooling", "passthrough_models", "spare_keys", "base_url_is_local")
 _LADDER_NAMES = ("base_cooldown_ms", "max_backoff_steps", "honor_upstream_hints")
@@ -224,6 +225,12 @@ class AccountWorld:
     def count(self, model: str) -> int:
         """Highest failure count over the keys of a model."""
         return max(row.failure_count for row in lockout.lock_rows(StateBook(self.rows), self.place(model)))
+
+    def restart(self) -> None:
+        """Every row as a replica finds it again in the store."""
+        for key, row in self.rows.items():
+            codec = row_codec(type(row))
+            self.rows[key] = codec.decode(json.loads(json.dumps(codec.encode(row))))
 
     # -- events ------------------------------------------------------------------------------------------
     def at(self, step: Mapping[str, Any]) -> int:

@@ -40,6 +40,11 @@ def _success(world: AccountWorld, step: Step) -> Step:
     return {}
 
 
+def _restart(world: AccountWorld, step: Step) -> Step:
+    world.restart()
+    return {}
+
+
 def _nothing(world: AccountWorld, step: Step) -> Step:
     return {}
 
@@ -85,7 +90,7 @@ EVENTS: Mapping[str, Callable[[AccountWorld, Step], Step]] = {
     "failure": _failure,
     "success": _success,
     "read": _nothing,
-    "restart": _nothing,
+    "restart": _restart,
     "recover": _recover,
     "operator_reset": _act(acts.reset_connection),
     "credential_change": _act(acts.change_credential),

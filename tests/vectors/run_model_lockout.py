@@ -85,6 +85,11 @@ def _delete(world: AccountWorld, step: Step) -> Step:
     return {}
 
 
+def _restart(world: AccountWorld, step: Step) -> Step:
+    world.restart()
+    return {}
+
+
 def _list(world: AccountWorld, step: Step) -> Step:
     listed = lockout_upkeep.listing(world.locks(), world.at(step))
     return {"models": [item.model for item in listed]}
@@ -98,5 +103,5 @@ _EVENTS: Mapping[str, Callable[[AccountWorld, Step], Step]] = {
     "read": _read,
     "delete": _delete,
     "list": _list,
-    "restart": lambda world, step: {},
+    "restart": _restart,
 }
