@@ -237,6 +237,22 @@ async def test_a_frozen_server_costs_the_budget_and_comes_back(private_server: E
     await frozen.close()
 
 
+async def test_a_store_on_a_frozen_server_closes_all_the_same(private_server: EmbeddedServer) -> None:
+    await schema.upgrade(private_server.url)
+    closing = await PostgresStore.connect(private_server.url)
+    await asyncio.gather(*(closing.read_clock(timeout_ms=TIMEOUT_MS) for _ in range(4)))
+    await closing.subscribe(lambda: None, lambda: None)
+    signal_server(private_server, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            await schema.check(private_server.url, timeout_ms=200)
+        await closing.close()
+        assert time.monotonic() - begun < 5
+    finally:
+        signal_server(private_server, signal.SIGCONT)
+
+
 async def test_a_store_stays_usable_after_many_refused_units(store: PostgresStore) -> None:
     def fail(*_: object) -> Any:
         raise ArithmeticError

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
+from weakref import WeakSet
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 GRACE_S = 0.05
 """Time after the deadline in which a unit's task cleans up before its caller stops waiting."""
+
+
+CLOSE_PATIENCE_S = 1.0
+"""Time for orderly goodbyes to a server when the store is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +173,12 @@ class Sessions:
         self.connections = 0
         """Connections opened so far; a new one may lead to another server."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._drivers: WeakSet[Any] = WeakSet()
         event.listen(self.engine.sync_engine, "connect", self._note_connection)
 
-    def _note_connection(self, *_: object) -> None:
+    def _note_connection(self, connection: Any, _: object) -> None:
         self.connections += 1
+        self._drivers.add(connection.driver_connection)
 
     def _count(self) -> None:
         self.statements += 1
@@ -211,7 +218,12 @@ class Sessions:
         return public_error(error) or error
 
     async def close(self) -> None:
-        """Wait for running units (each has a deadline), then close every connection."""
+        """Wait for running units (each has a deadline), then close every connection; cut those that do not answer."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self.engine.dispose()
+        closing = asyncio.create_task(self.engine.dispose())
+        done, _ = await asyncio.wait({closing}, timeout=CLOSE_PATIENCE_S)
+        if not done:
+            for driver in tuple(self._drivers):
+                driver.terminate()
+        await asyncio.wait({closing})

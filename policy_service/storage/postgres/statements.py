@@ -86,9 +86,15 @@ SELECT '{kind}', json_build_object('version', version, 'row', to_jsonb(t))::text
     for kind in STATE_TABLES
 )
 
-PRUNE_FEED = """
+PRUNED_AT_ONCE = 10_000
+"""Rows that one statement deletes at most; the next pruning goes on."""
+
+PRUNE_FEED = f"""
 WITH gone AS (
-  DELETE FROM state_feed WHERE written_at < $1 AND xid < pg_snapshot_xmin(pg_current_snapshot()) RETURNING xid),
+  DELETE FROM state_feed WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM state_feed WHERE written_at < $1 AND xid < pg_snapshot_xmin(pg_current_snapshot())
+    LIMIT {PRUNED_AT_ONCE}))
+  RETURNING xid),
 newest AS (SELECT xid FROM gone ORDER BY xid DESC LIMIT 1),
 mark AS (UPDATE fleet SET feed_pruned = newest.xid FROM newest WHERE newest.xid > fleet.feed_pruned)
 SELECT count(*) FROM gone"""
@@ -97,13 +103,19 @@ SELECT count(*) FROM gone"""
 
 def prune_by_age(table: str, column: str) -> str:
     """Delete rows older than $1."""
-    return f'WITH gone AS (DELETE FROM "{table}" WHERE "{column}" < $1 RETURNING 1) SELECT count(*) FROM gone'
+    return _prune(table, f'"{column}" < $1')
 
 
 def prune_tombstones(kind: str) -> str:
     """Delete rows that have been default since before $1."""
-    old = "is_default AND written_at < $1"
-    return f'WITH gone AS (DELETE FROM "{kind}" WHERE {old} RETURNING 1) SELECT count(*) FROM gone'
+    return _prune(kind, "is_default AND written_at < $1")
+
+
+def _prune(table: str, condition: str) -> str:
+    """The condition is tested again on each row, which may have been written anew since it was found."""
+    found = f'SELECT ctid FROM "{table}" WHERE {condition} LIMIT {PRUNED_AT_ONCE}'
+    delete = f'DELETE FROM "{table}" WHERE ctid = ANY (ARRAY({found})) AND {condition} RETURNING 1'
+    return f"WITH gone AS ({delete}) SELECT count(*) FROM gone"
 
 
 @lru_cache(maxsize=4)
