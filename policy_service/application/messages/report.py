@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -77,8 +77,10 @@ class ReportExtras:
 NO_EXTRAS = ReportExtras()
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class ReportRequest(NamedTuple):
     """One ReportOutcome. Either `token` or `report_id` is set (mapping refuses the rest)."""
 
     target: Target
@@ -95,7 +97,7 @@ class ReportRequest:
     """Kind in snake case, such as `connect_refused`; set when `end` is NETWORK_ERROR."""
     fault: str = ""
     """Kind of local fault; set when `end` is LOCAL_FAULT."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
     """Lower-case names, first value each; capped (see transport/grpc/mapping)."""
     dropped_headers: int = 0
     body: bytes = b""

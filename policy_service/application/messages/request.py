@@ -153,8 +153,7 @@ class RequestTraits:
 NO_TRAITS = RequestTraits()
 
 
-@dataclass(frozen=True, slots=True)
-class SelectRequest:
+class SelectRequest(NamedTuple):
     """One SelectTarget. Exactly one of `route` and `candidates` is set (mapping refuses the rest)."""
 
     request_id: str

@@ -78,7 +78,7 @@ class PolicyServer:
         """
         self._server = grpc.aio.server(options=channel_options(self.options, self.gate.limits.message_bytes))
         try:
-            self.addresses = tuple([*self._bind_unix(), *self._bind_tcp()])
+            self.addresses = (*self._bind_unix(), *self._bind_tcp())
             self._register()
             await self._server.start()
         except BaseException:

@@ -6,11 +6,9 @@ payload. It is authenticated, not encrypted; it carries ids and generations, nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from hmac import compare_digest
-from itertools import chain
-from typing import cast
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +16,7 @@ from policy_service.application.errors import TokenError
 from policy_service.application.events import ProbeRef
 from policy_service.application.messages import (
     NO_GENERATIONS,
+    NOT_WAITED,
     DecisionToken,
     LaneWindow,
     LeaseFence,
@@ -26,9 +25,10 @@ from policy_service.application.messages import (
     TokenTarget,
     WaitSpent,
 )
-from policy_service.domain.ids import DurationMs, Generations, Instant, Target
+from policy_service.domain.ids import ConnectionId, DurationMs, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind
 from policy_service.generated.policy.internal.v1 import token_pb2 as pb
+from policy_service.transport.grpc.memo import Memo
 
 FORMAT = 1
 MAX_TOKEN_BYTES = 4_096
@@ -38,7 +38,7 @@ _HEAD_BYTES = 3
 _PAYLOAD_AT = _HEAD_BYTES + _MAC_BYTES
 _REMEDY = "send the decision_token of the answer back unchanged, as bytes"
 _CALL_KINDS = (CallKind.CLIENT, CallKind.HEALTH_CHECK, CallKind.LIVE_TEST)
-_new = tuple.__new__
+_SEPARATOR = "\x1f"
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(_CALL_KINDS)}
 
 
@@ -117,28 +117,22 @@ class TokenSeal:
 
 
 def _payload(token: DecisionToken) -> pb.TokenPayload:
-    parts: list[str] = []
-    for target, _, key in token.targets:
-        parts += target
-        parts.append(key)
     payload = pb.TokenPayload(
         decision_id=token.decision_id,
         started_at_unix_ms=token.started_at,
-        target_parts=parts,
+        targets=_targets_text(token.targets),
         request_id=token.request_id,
         route=token.route,
         caller_id=token.caller_id,
         reservation_id=token.reservation_id,
-        wait_attempts=token.waited.attempts,
-        wait_spent_ms=token.waited.spent_ms,
-        call_kind=_KIND_NUMBERS[token.call_kind],
         is_pool=token.is_pool,
         attempts_made=token.attempts_made,
         policy_revision=token.policy_revision,
     )
-    fences = [entry.generations for entry in token.targets]
-    if fences.count(NO_GENERATIONS) != len(fences):
-        payload.target_generations.extend(chain.from_iterable(fences))
+    if token.waited != NOT_WAITED:
+        payload.wait_attempts, payload.wait_spent_ms = token.waited
+    if token.call_kind is not CallKind.CLIENT:
+        payload.call_kind = _KIND_NUMBERS[token.call_kind]
     if token.probes or token.permits:
         _put_grants(payload, token)
     if token.lease or token.pin or token.lane:
@@ -176,7 +170,7 @@ def _put_context(payload: pb.TokenPayload, token: DecisionToken) -> None:
 def _read(reader: Callable[[bytes], DecisionToken], payload: bytes, path: str) -> DecisionToken:
     try:
         return reader(payload)
-    except (DecodeError, ValueError, IndexError) as error:
+    except (DecodeError, ValueError, IndexError, TypeError) as error:
         raise TokenError("DECISION_TOKEN_INVALID", "payload cannot be read", _REMEDY, path) from error
 
 
@@ -186,7 +180,7 @@ def _read_first_format(data: bytes) -> DecisionToken:
     return DecisionToken(
         decision_id=payload.decision_id,
         started_at=payload.started_at_unix_ms,
-        targets=_targets(payload),
+        targets=_targets(payload.targets) if payload.targets else (),
         request_id=payload.request_id,
         route=payload.route,
         caller_id=payload.caller_id,
@@ -195,7 +189,7 @@ def _read_first_format(data: bytes) -> DecisionToken:
         reservation_id=payload.reservation_id,
         lease=_lease(payload.lease) if has("lease") else None,
         pin=_pin(payload.pin) if has("pin") else None,
-        waited=WaitSpent(payload.wait_attempts, payload.wait_spent_ms),
+        waited=_waited(payload),
         lane=_lane(payload.lane) if has("lane") else None,
         call_kind=_CALL_KINDS[payload.call_kind],
         is_pool=payload.is_pool,
@@ -208,23 +202,33 @@ _READERS: Mapping[int, Callable[[bytes], DecisionToken]] = {FORMAT: _read_first_
 """By format; a new format keeps the one before it here for one release."""
 
 
-def _targets(payload: pb.TokenPayload) -> tuple[TokenTarget, ...]:
-    # tuple.__new__ directly: the constructors of named tuples cost three times as much, and this runs per report.
-    parts = iter(payload.target_parts)
-    fours = list(zip(parts, parts, parts, parts, strict=True))
-    fences = _fences(payload.target_generations, len(fours))
-    found = [
-        _new(TokenTarget, (_new(Target, (provider, connection, model)), fence, key))
-        for (provider, connection, model, key), fence in zip(fours, fences, strict=True)
-    ]
-    return cast("tuple[TokenTarget, ...]", tuple(found))
+def _join(targets: tuple[TokenTarget, ...]) -> str:
+    parts: list[str] = []
+    for target, fence, key in targets:
+        parts += target
+        parts += (key, "" if fence == NO_GENERATIONS else "{}.{}.{}".format(*fence))
+    return _SEPARATOR.join(parts)
 
 
-def _fences(numbers: Sequence[int], count: int) -> Sequence[Generations]:
-    if not numbers:
-        return (NO_GENERATIONS,) * count
-    each = iter(numbers)
-    return [Generations(*three) for three in zip(each, each, each, strict=True)]
+def _split(text: str) -> tuple[TokenTarget, ...]:
+    parts = iter(text.split(_SEPARATOR))
+    fives = zip(parts, parts, parts, parts, parts, strict=True)
+    return tuple(
+        TokenTarget(Target(ProviderId(provider), ConnectionId(connection), ModelId(model)), _fence(fence), key)
+        for provider, connection, model, key, fence in fives
+    )
+
+
+def _fence(text: str) -> Generations:
+    return Generations(*map(int, text.split("."))) if text else NO_GENERATIONS
+
+
+_targets_text = Memo(_join)
+_targets = Memo(_split)
+
+
+def _waited(p: pb.TokenPayload) -> WaitSpent:
+    return WaitSpent(p.wait_attempts, p.wait_spent_ms) if p.wait_attempts else NOT_WAITED
 
 
 def _probe(p: pb.TokenProbe) -> ProbeRef:

@@ -70,8 +70,10 @@ def read_headers(headers: Iterable[types_pb2.Header], limit: int) -> ReadHeaders
 
 def request_id(given: str, reading: Reading, problems: Problems, path: str = "request_id") -> str:
     """The caller's request id, or a drawn one."""
+    if not given:
+        return reading.entropy.new_id()
     problems.text(path, given, MAX_REQUEST_ID_CHARS)
-    return given or reading.entropy.new_id()
+    return given
 
 
 def key_hash(given: str, problems: Problems, path: str = "caller_key_sha256") -> str:

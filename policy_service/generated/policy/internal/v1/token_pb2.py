@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epolicy/internal/v1/token.proto\x12\x12policy.internal.v1\"\xaa\x04\n\x0cTokenPayload\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x02 \x01(\x03\x12\x14\n\x0ctarget_parts\x18\x03 \x03(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05route\x18\x05 \x01(\t\x12\x11\n\tcaller_id\x18\x06 \x01(\t\x12.\n\x06probes\x18\x07 \x03(\x0b\x32\x1e.policy.internal.v1.TokenProbe\x12\x30\n\x07permits\x18\x08 \x03(\x0b\x32\x1f.policy.internal.v1.TokenPermit\x12\x16\n\x0ereservation_id\x18\t \x01(\t\x12-\n\x05lease\x18\n \x01(\x0b\x32\x1e.policy.internal.v1.TokenLease\x12)\n\x03pin\x18\x0b \x01(\x0b\x32\x1c.policy.internal.v1.TokenPin\x12\x15\n\rwait_attempts\x18\x0c \x01(\x05\x12\x15\n\rwait_spent_ms\x18\r \x01(\x03\x12+\n\x04lane\x18\x0e \x01(\x0b\x32\x1d.policy.internal.v1.TokenLane\x12\x11\n\tcall_kind\x18\x0f \x01(\x05\x12\x0f\n\x07is_pool\x18\x10 \x01(\x08\x12\x15\n\rattempts_made\x18\x11 \x01(\x05\x12\x17\n\x0fpolicy_revision\x18\x12 \x01(\x03\x12\x1a\n\x12target_generations\x18\x13 \x03(\x03\"f\n\nTokenProbe\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62reaker_key\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05local\x18\x05 \x01(\x08\".\n\x0bTokenPermit\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x0c\n\x04gate\x18\x02 \x01(\t\"[\n\nTokenLease\x12\x12\n\nowner_hash\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tcaller_id\x18\x03 \x01(\t\x12\x12\n\nconnection\x18\x04 \x01(\t\"W\n\x08TokenPin\x12\x14\n\x0csession_hash\x18\x01 \x01(\t\x12\x10\n\x08provider\x18\x02 \x01(\t\x12\x12\n\nconnection\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\"Q\n\tTokenLane\x12\x15\n\rsince_unix_ms\x18\x01 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\x05\x12\x1b\n\x13next_try_at_unix_ms\x18\x03 \x01(\x03\x42?Z=policyservice.example/gen/policy/internal/v1;policyinternalv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epolicy/internal/v1/token.proto\x12\x12policy.internal.v1\"\x89\x04\n\x0cTokenPayload\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x02 \x01(\x03\x12\x0f\n\x07targets\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05route\x18\x05 \x01(\t\x12\x11\n\tcaller_id\x18\x06 \x01(\t\x12.\n\x06probes\x18\x07 \x03(\x0b\x32\x1e.policy.internal.v1.TokenProbe\x12\x30\n\x07permits\x18\x08 \x03(\x0b\x32\x1f.policy.internal.v1.TokenPermit\x12\x16\n\x0ereservation_id\x18\t \x01(\t\x12-\n\x05lease\x18\n \x01(\x0b\x32\x1e.policy.internal.v1.TokenLease\x12)\n\x03pin\x18\x0b \x01(\x0b\x32\x1c.policy.internal.v1.TokenPin\x12\x15\n\rwait_attempts\x18\x0c \x01(\x05\x12\x15\n\rwait_spent_ms\x18\r \x01(\x03\x12+\n\x04lane\x18\x0e \x01(\x0b\x32\x1d.policy.internal.v1.TokenLane\x12\x11\n\tcall_kind\x18\x0f \x01(\x05\x12\x0f\n\x07is_pool\x18\x10 \x01(\x08\x12\x15\n\rattempts_made\x18\x11 \x01(\x05\x12\x17\n\x0fpolicy_revision\x18\x12 \x01(\x03\"f\n\nTokenProbe\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62reaker_key\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05local\x18\x05 \x01(\x08\".\n\x0bTokenPermit\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x0c\n\x04gate\x18\x02 \x01(\t\"[\n\nTokenLease\x12\x12\n\nowner_hash\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tcaller_id\x18\x03 \x01(\t\x12\x12\n\nconnection\x18\x04 \x01(\t\"W\n\x08TokenPin\x12\x14\n\x0csession_hash\x18\x01 \x01(\t\x12\x10\n\x08provider\x18\x02 \x01(\t\x12\x12\n\nconnection\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\"Q\n\tTokenLane\x12\x15\n\rsince_unix_ms\x18\x01 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\x05\x12\x1b\n\x13next_try_at_unix_ms\x18\x03 \x01(\x03\x42?Z=policyservice.example/gen/policy/internal/v1;policyinternalv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z=policyservice.example/gen/policy/internal/v1;policyinternalv1'
   _globals['_TOKENPAYLOAD']._serialized_start=55
-  _globals['_TOKENPAYLOAD']._serialized_end=609
-  _globals['_TOKENPROBE']._serialized_start=611
-  _globals['_TOKENPROBE']._serialized_end=713
-  _globals['_TOKENPERMIT']._serialized_start=715
-  _globals['_TOKENPERMIT']._serialized_end=761
-  _globals['_TOKENLEASE']._serialized_start=763
-  _globals['_TOKENLEASE']._serialized_end=854
-  _globals['_TOKENPIN']._serialized_start=856
-  _globals['_TOKENPIN']._serialized_end=943
-  _globals['_TOKENLANE']._serialized_start=945
-  _globals['_TOKENLANE']._serialized_end=1026
+  _globals['_TOKENPAYLOAD']._serialized_end=576
+  _globals['_TOKENPROBE']._serialized_start=578
+  _globals['_TOKENPROBE']._serialized_end=680
+  _globals['_TOKENPERMIT']._serialized_start=682
+  _globals['_TOKENPERMIT']._serialized_end=728
+  _globals['_TOKENLEASE']._serialized_start=730
+  _globals['_TOKENLEASE']._serialized_end=821
+  _globals['_TOKENPIN']._serialized_start=823
+  _globals['_TOKENPIN']._serialized_end=910
+  _globals['_TOKENLANE']._serialized_start=912
+  _globals['_TOKENLANE']._serialized_end=993
 # @@protoc_insertion_point(module_scope)

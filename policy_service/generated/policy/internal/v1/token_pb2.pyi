@@ -3,8 +3,8 @@
 isort:skip_file
 Payload of a decision token. Internal: gateways treat the token as opaque bytes.
 
-Sealed form: one byte format, two bytes key version, 16 bytes keyed BLAKE2b over the rest, payload. Targets are flat lists,
-because a list of texts is built several times as fast as a list of messages and every decision seals a token.
+Sealed form: one byte format, two bytes key version, 16 bytes keyed BLAKE2b over the rest, payload. Targets are one text,
+which is built and read several times as fast as a list of messages; every decision seals a token.
 Fields may be added; each release reads the tokens of the release before it.
 """
 
@@ -31,7 +31,7 @@ class TokenPayload(_message.Message):
 
     DECISION_ID_FIELD_NUMBER: _builtins.int
     STARTED_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
-    TARGET_PARTS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     CALLER_ID_FIELD_NUMBER: _builtins.int
@@ -47,11 +47,14 @@ class TokenPayload(_message.Message):
     IS_POOL_FIELD_NUMBER: _builtins.int
     ATTEMPTS_MADE_FIELD_NUMBER: _builtins.int
     POLICY_REVISION_FIELD_NUMBER: _builtins.int
-    TARGET_GENERATIONS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """Decision."""
     started_at_unix_ms: _builtins.int
     """Start of the decision, database time, ms."""
+    targets: _builtins.str
+    """Targets, the dispatched one first: provider, connection, model, key and generations of each in turn, separated by the
+    unit separator (0x1F), which no id contains. Generations are `breaker.connection.model`; empty: all 1.
+    """
     request_id: _builtins.str
     """Request id."""
     route: _builtins.str
@@ -73,10 +76,6 @@ class TokenPayload(_message.Message):
     policy_revision: _builtins.int
     """Revision of catalogue and settings."""
     @_builtins.property
-    def target_parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Targets, the dispatched one first: provider, connection, model, key of each in turn."""
-
-    @_builtins.property
     def probes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenProbe]:
         """Probe permits held."""
 
@@ -96,16 +95,12 @@ class TokenPayload(_message.Message):
     def lane(self) -> Global___TokenLane:
         """Wait window of the usage-wall lane."""
 
-    @_builtins.property
-    def target_generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Generations of breaker, connection and model lock of each target in turn. Empty: all 1."""
-
     def __init__(
         self,
         *,
         decision_id: _builtins.str = ...,
         started_at_unix_ms: _builtins.int = ...,
-        target_parts: _abc.Iterable[_builtins.str] | None = ...,
+        targets: _builtins.str = ...,
         request_id: _builtins.str = ...,
         route: _builtins.str = ...,
         caller_id: _builtins.str = ...,
@@ -121,11 +116,10 @@ class TokenPayload(_message.Message):
         is_pool: _builtins.bool = ...,
         attempts_made: _builtins.int = ...,
         policy_revision: _builtins.int = ...,
-        target_generations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "lease", b"lease", "pin", b"pin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_made", b"attempts_made", "call_kind", b"call_kind", "caller_id", b"caller_id", "decision_id", b"decision_id", "is_pool", b"is_pool", "lane", b"lane", "lease", b"lease", "permits", b"permits", "pin", b"pin", "policy_revision", b"policy_revision", "probes", b"probes", "request_id", b"request_id", "reservation_id", b"reservation_id", "route", b"route", "started_at_unix_ms", b"started_at_unix_ms", "target_generations", b"target_generations", "target_parts", b"target_parts", "wait_attempts", b"wait_attempts", "wait_spent_ms", b"wait_spent_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_made", b"attempts_made", "call_kind", b"call_kind", "caller_id", b"caller_id", "decision_id", b"decision_id", "is_pool", b"is_pool", "lane", b"lane", "lease", b"lease", "permits", b"permits", "pin", b"pin", "policy_revision", b"policy_revision", "probes", b"probes", "request_id", b"request_id", "reservation_id", b"reservation_id", "route", b"route", "started_at_unix_ms", b"started_at_unix_ms", "targets", b"targets", "wait_attempts", b"wait_attempts", "wait_spent_ms", b"wait_spent_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
