@@ -28,7 +28,7 @@ from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounte
 
 BODY_LIMIT = 65_536
 """Bytes of a body that are kept."""
-_STREAM_EVENTS_READ = 256
+_STREAM_EVENTS_READ = 128
 _GZIP = b"\x1f\x8b"
 _STREAM_STARTS = ("data:", "event:", "id:", "retry:", ":")
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)

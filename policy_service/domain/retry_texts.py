@@ -91,9 +91,8 @@ def text_waits(text: str, message: str, now: Instant, *, extended: bool) -> Iter
 
 
 def _lowered(text: str) -> str:
-    """Lower case at the same positions; the few characters that grow in lower case stay as they are."""
-    lowered = text.lower()
-    return lowered if len(lowered) == len(text) else "".join(c if len(c.lower()) > 1 else c.lower() for c in text)
+    """Lower case at the same positions; the dotted capital I is the one letter that would grow."""
+    return text.replace("\u0130", "i").lower()
 
 
 def _occurrences(lowered: str, word: str) -> Iterator[int]:
