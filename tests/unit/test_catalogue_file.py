@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import Policy
 from policy_service.domain.strategies import ROUTE_STRATEGIES
-from policy_service.settings.catalogue_file import builtin_catalogue, load_catalogue, load_catalogue_file
+from policy_service.settings.catalogue_file import builtin_catalogue, load_catalogue, load_catalogue_file, overlay
 from policy_service.settings.catalogue_models import catalogue_schema, whole_cap
 from policy_service.settings.problems import ConfigError, Problem
-from policy_service.settings.provider_data import builtin_providers
+from policy_service.settings.provider_data import ProviderEntry, builtin_providers
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "catalogue.yaml"
 HASH = "ab" * 32
@@ -78,6 +79,15 @@ def test_an_entry_of_a_provider_changes_only_the_fields_that_it_names() -> None:
     assert merged.aliases == ()
     assert (merged.quota_family, merged.family_pools, merged.auth_class) == ("codex", True, AuthClass.OAUTH)
     assert merged.profile == {**base.profile, "breaker.failure_threshold": 3}
+
+
+def test_a_profile_merges_number_by_number() -> None:
+    base = replace(
+        builtin_providers()["codex"], profile={"breaker.failure_threshold": 3, "breaker.reset_timeout_ms": 9_000}
+    )
+    entry = ProviderEntry.model_validate({"id": "codex", "profile": {"breaker": {"failure_threshold": 4}}})
+
+    assert overlay(base, entry).profile == {"breaker.failure_threshold": 4, "breaker.reset_timeout_ms": 9_000}
 
 
 def test_a_list_of_rules_replaces_the_built_in_one_and_the_file_says_so() -> None:
