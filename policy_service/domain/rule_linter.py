@@ -155,11 +155,16 @@ def _catalogue_implies(earlier: ErrorRule, later: ErrorRule) -> bool:
         return False
     if earlier.headers and earlier.headers != later.headers:
         return False
-    wanted = earlier.body_all
-    any_of = not earlier.body_any or any(_always_contains(later, text) for text in earlier.body_any)
-    codes = bool(later.codes) and set(later.codes) <= set(earlier.codes)
-    texts = not later.codes and any_of and all(_always_contains(later, text) for text in wanted)
-    return codes or (texts and not earlier.codes)
+    if not (earlier.body_any or earlier.body_all or earlier.codes):
+        return True
+    if later.codes:
+        return set(later.codes) <= set(earlier.codes)
+    return not earlier.codes and _texts_imply(earlier, later)
+
+
+def _texts_imply(earlier: ErrorRule, later: ErrorRule) -> bool:
+    any_holds = not earlier.body_any or any(_always_contains(later, text) for text in earlier.body_any)
+    return any_holds and all(_always_contains(later, text) for text in earlier.body_all)
 
 
 def _always_contains(rule: ErrorRule, text: str) -> bool:
