@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policy_service.application.messages import Dispatch, TokenTarget
 from policy_service.application.pools import Pool
 from policy_service.application.view import View
 from policy_service.domain.eligibility import Gate, check_target, longest_timer
@@ -16,7 +17,6 @@ from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import Instant, Target
 
 NEVER: Instant = 1 << 62
-KEPT_ROUTES = 4_096
 
 
 @dataclass(slots=True)
@@ -30,9 +30,12 @@ class Gated:
     probing: frozenset[int]
     """Eligible positions that need a grant first (breaker HALF_OPEN or in a slow start)."""
     exclusions: Sequence[Exclusion]
-    valid_until: Instant = NEVER
-    view_version: int = -1
-    pool: Pool | None = None
+    valid_until: Instant
+    view_version: int
+    named: list[TokenTarget | None]
+    """By position: the target as tokens name it, made at first use."""
+    configured: Dispatch | None = None
+    """Dispatch of the eligible in configured order with the default number of fallbacks, made at first use."""
 
 
 class Gating:
@@ -41,22 +44,13 @@ class Gating:
     def __init__(self, view: View, replica: str = "") -> None:
         self._view = view
         self._replica = replica
-        self._kept: dict[str, Gated] = {}
 
-    def route(self, pool: Pool, now: Instant) -> Gated:
-        """Gate result of a named route, from memory while it holds."""
-        kept = self._kept.get(pool.route)
-        if (
-            kept is not None
-            and kept.view_version == self._view.version
-            and now < kept.valid_until
-            and kept.pool is pool
-        ):
+    def of(self, pool: Pool, now: Instant) -> Gated:
+        """Gate result of a pool, from memory while it holds."""
+        kept = pool.gated
+        if kept is not None and kept.view_version == self._view.version and now < kept.valid_until:
             return kept
-        gated = self.evaluate(pool, now)
-        if len(self._kept) >= KEPT_ROUTES:
-            self._kept.clear()
-        self._kept[pool.route] = gated
+        gated = pool.gated = self.evaluate(pool, now)
         return gated
 
     def evaluate(self, pool: Pool, now: Instant, allow_cooling: bool = False) -> Gated:
@@ -84,7 +78,15 @@ class Gating:
             eligible.append(position)
             if gate.needs_grant:
                 probing.append(position)
-        return Gated(eligible, targets, frozenset(probing), exclusions, valid_until, view.version, pool)
+        return Gated(
+            eligible,
+            targets,
+            frozenset(probing),
+            exclusions,
+            valid_until,
+            view.version,
+            [None] * pool.size,
+        )
 
     def _first_passing(self, pool: Pool, position: int, now: Instant, allow_cooling: bool) -> tuple[Target, Gate]:
         """First account that passes; else the one that returns first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from policy_service.application.messages import Candidate
 from policy_service.domain.catalogue import Route
@@ -16,7 +17,13 @@ from policy_service.domain.ids import AuthClass, ConnectionId, ModelId, Provider
 from policy_service.domain.policy import Policy
 from policy_service.domain.strategies import DEFAULT_STRATEGY
 
+if TYPE_CHECKING:
+    from policy_service.application.gating import Gated
+
 NO_OPTIONS: Mapping[str, object] = {}
+KNOWN_POOLS = 512
+KNOWN_CANDIDATES = 1_000
+"""Lists of inline candidates that are remembered: how many, and up to which length."""
 
 
 @dataclass(slots=True)
@@ -32,6 +39,8 @@ class Pool:
     options: Mapping[str, object] = field(default_factory=dict)
     quota_only: frozenset[int] = frozenset()
     """Entries that let only a quota failure go on to the next one (strategy priority)."""
+    gated: Gated | None = None
+    """Newest gate result; kept by `Gating` while nothing changes."""
 
     @property
     def size(self) -> int:
@@ -53,14 +62,29 @@ class Pools:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._by_provider = _declared_connections(policy)
+        self._known: dict[tuple[tuple[Candidate, ...], str], Pool] = {}
         self._routes = {route.name: self._compile(route) for route in policy.catalogue.routes.values()}
 
     def route(self, name: str) -> Pool | None:
         """Pool of a named route; None where there is no such route."""
         return self._routes.get(name)
 
-    def inline(self, candidates: Sequence[Candidate], strategy: str, options: Mapping[str, object] | None) -> Pool:
-        """Pool of inline candidates, ordered by priority number where any is given (stable)."""
+    def inline(self, candidates: tuple[Candidate, ...], strategy: str, options: Mapping[str, object] | None) -> Pool:
+        """Pool of inline candidates; the same list named again finds its pool, and with it its gate result."""
+        if options is not None:
+            return self._inline(candidates, strategy, options)
+        key = (candidates, strategy)
+        pool = self._known.get(key)
+        if pool is None:
+            pool = self._inline(candidates, strategy, NO_OPTIONS)
+            if len(candidates) <= KNOWN_CANDIDATES:
+                if len(self._known) >= KNOWN_POOLS:
+                    self._known.clear()
+                self._known[key] = pool
+        return pool
+
+    def _inline(self, candidates: Sequence[Candidate], strategy: str, options: Mapping[str, object]) -> Pool:
+        """Ordered by priority number where any is given (stable)."""
         chosen = strategy or DEFAULT_STRATEGY
         if chosen == DEFAULT_STRATEGY and any(c.priority for c in candidates):
             candidates = sorted(candidates, key=lambda c: c.priority)
@@ -80,7 +104,7 @@ class Pools:
             [c.weight for c in candidates],
             [c.key for c in candidates],
             [c.auth_class for c in candidates],
-            NO_OPTIONS if options is None else options,
+            options,
             frozenset(i for i, c in enumerate(candidates) if c.fallback_only_on_quota),
         )
 

@@ -34,11 +34,14 @@ from policy_service.application.view import View
 from policy_service.domain import exclusions as gate
 from policy_service.domain.cooldown_wait import WaitBudget, WaitDecision, decide_wait
 from policy_service.domain.eligibility import lock_keys
-from policy_service.domain.ids import ConnectionId, Instant, ModelId, ProviderId, Target
+from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.request_exhaustion import NOTHING, Exhausted, FailedAttempt, exhausted
 from policy_service.domain.strategies import DEFAULT_STRATEGY
 from policy_service.domain.terminal_answer import terminal_answer
 
+DEFAULT_FALLBACKS = 8
+NO_GENERATIONS = Generations()
+NOT_WAITED = WaitSpent()
 NO_TARGETS = terminal_answer(DEFAULT_STRATEGY, (), 0)
 
 
@@ -52,7 +55,7 @@ class _Selection:
     gated: Gated
     now: Instant
     order: Sequence[int]
-    excluded: list[gate.Exclusion]
+    excluded: Sequence[gate.Exclusion]
     fresh_rotation: object | None = None
 
 
@@ -109,7 +112,8 @@ class SelectTarget:
             if position in selection.gated.probing:
                 outcome = await self._grants.acquire(selection.gated.targets[position], request, selection.decision_id)
                 if outcome.refusal is not None:
-                    selection.excluded.append(replace(outcome.refusal, target_key=selection.pool.key(position)))
+                    refusal = replace(outcome.refusal, target_key=selection.pool.key(position))
+                    selection.excluded = (*selection.excluded, refusal)
                     continue
                 granted = outcome
             self._ordering.keep(selection.pool, selection.fresh_rotation)
@@ -136,16 +140,16 @@ class SelectTarget:
         return self._pools.inline(request.candidates, request.strategy, request.strategy_options)
 
     def _gate(self, pool: Pool, request: SelectRequest, now: Instant) -> Gated:
-        if pool.route and not request.traits.allow_cooling:
-            return self._gating.route(pool, now)
-        return self._gating.evaluate(pool, now, request.traits.allow_cooling)
+        if request.traits.allow_cooling:
+            return self._gating.evaluate(pool, now, allow_cooling=True)
+        return self._gating.of(pool, now)
 
     def _without_exhausted(
         self, request: SelectRequest, pool: Pool, gated: Gated
-    ) -> tuple[Exhausted, Sequence[int], list[gate.Exclusion]]:
+    ) -> tuple[Exhausted, Sequence[int], Sequence[gate.Exclusion]]:
         """Leave out what earlier attempts of the request and a forced connection rule out."""
         if not request.earlier_attempts and not request.forced_connection:
-            return NOTHING, gated.eligible, list(gated.exclusions)
+            return NOTHING, gated.eligible, gated.exclusions
         gone = self._exhausted(request.earlier_attempts)
         eligible: list[int] = []
         excluded = list(gated.exclusions)
@@ -178,13 +182,12 @@ class SelectTarget:
 
     # -- answers -------------------------------------------------------------------------------------
     def _dispatch(self, s: _Selection, position: int, granted: Granted | None) -> SelectAnswer:
+        verdict = self._verdict(s, position, granted)
         request = s.request
-        target = self._token_target(s, position)
-        fallbacks = self._fallbacks(s, position)
         token = DecisionToken(
             s.decision_id,
             granted.at if granted and granted.at else s.now,
-            (target, *fallbacks),
+            (verdict.target, *verdict.fallbacks),
             request.request_id,
             request.route,
             request.caller_id,
@@ -195,14 +198,27 @@ class SelectTarget:
             attempts_made=len(request.earlier_attempts),
             policy_revision=self._view.policy.revision,
         )
-        verdict = Dispatch(
+        return self._answer(s, verdict, token)
+
+    def _verdict(self, s: _Selection, position: int, granted: Granted | None) -> Dispatch:
+        """The Dispatch; that of an undisturbed configured order is kept with the gate result."""
+        is_configured = s.order is s.gated.eligible and granted is None
+        if not is_configured or s.request.max_fallbacks != DEFAULT_FALLBACKS:
+            return self._new_dispatch(s, position, granted)
+        kept = s.gated.configured
+        if kept is None:
+            kept = s.gated.configured = self._new_dispatch(s, position, granted)
+        return kept
+
+    def _new_dispatch(self, s: _Selection, position: int, granted: Granted | None) -> Dispatch:
+        target = self._named(s, position)
+        return Dispatch(
             target,
-            fallbacks,
+            self._fallbacks(s, position),
             granted.permits if granted else (),
             no_fail_open=self._view.policy.is_capped(target.target.connection),
             is_probe=bool(granted and granted.probes),
         )
-        return self._answer(s, verdict, token)
 
     def _fallbacks(self, s: _Selection, chosen: int) -> tuple[TokenTarget, ...]:
         """Those behind the chosen one that need no grant (fleet.md section 1)."""
@@ -210,24 +226,32 @@ class SelectTarget:
         if limit <= 0 or chosen in s.pool.quota_only:
             return ()
         found: list[TokenTarget] = []
+        is_capped = self._view.policy.is_capped
         for position in s.order:
             if position == chosen or position in s.gated.probing:
                 continue
-            if self._view.policy.is_capped(s.gated.targets[position].connection):
-                continue
-            found.append(self._token_target(s, position))
-            if len(found) == limit:
-                break
+            target = self._named(s, position)
+            if not is_capped(target.target.connection):
+                found.append(target)
+                if len(found) == limit:
+                    break
         return tuple(found)
 
-    def _token_target(self, s: _Selection, position: int) -> TokenTarget:
-        target = s.gated.targets[position]
+    def _named(self, s: _Selection, position: int) -> TokenTarget:
+        """A target with the generations of the newest committed rows."""
+        known = s.gated.named[position]
+        if known is None:
+            target = s.gated.targets[position]
+            known = TokenTarget(target, self._generations(s, target, position), s.pool.key(position))
+            s.gated.named[position] = known
+        return known
+
+    def _generations(self, s: _Selection, target: Target, position: int) -> Generations:
         view = self._view
         if view.provider_rows(target.provider) is None:
-            return TokenTarget(target, key=s.pool.key(position))
+            return NO_GENERATIONS
         policy = view.policy.for_connection(target.provider, target.connection, s.pool.auth_class(position))
-        generations = view.generations(target, lock_keys(policy, target))
-        return TokenTarget(target, generations, s.pool.key(position))
+        return view.generations(target, lock_keys(policy, target))
 
     def _refuse(self, s: _Selection) -> SelectAnswer:
         """Wait where that is worth it and allowed, else the typed refusal."""
@@ -301,17 +325,14 @@ class SelectTarget:
 
     def _stamp(self, answer: SelectAnswer) -> SelectAnswer:
         """Revision, age of the view and degradation; every answer carries them."""
-        age, reasons = self._freshness.stamp(answer.decided_at)
-        object.__setattr__(answer, "policy_revision", self._view.policy.revision)
-        object.__setattr__(answer, "view_age_ms", age)
-        if reasons:
-            object.__setattr__(answer, "is_degraded", True)
-            object.__setattr__(answer, "degraded_reasons", reasons)
+        answer.view_age_ms, answer.degraded_reasons = self._freshness.stamp(answer.decided_at)
+        answer.is_degraded = bool(answer.degraded_reasons)
+        answer.policy_revision = self._view.policy.revision
         return answer
 
     @staticmethod
     def _waited(request: SelectRequest) -> WaitSpent:
-        return request.previous.waited if request.previous else WaitSpent()
+        return request.previous.waited if request.previous else NOT_WAITED
 
 
 def _least(*limits: int | None) -> int | None:

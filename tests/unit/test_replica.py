@@ -292,7 +292,7 @@ async def test_earlier_attempts_are_not_tried_again(database: MemoryDatabase, mo
     from policy_service.application.messages import EarlierAttempt
 
     async with running(fleet_member(database, "r1", moments)) as replica:
-        request = replace(ask("a", "b"), earlier_attempts=(EarlierAttempt("openai", "a", "gpt", 401),))
+        request = ask("a", "b")._replace(earlier_attempts=(EarlierAttempt("openai", "a", "gpt", 401),))
         assert chosen(await select(replica, request)) == "b"
 
 
@@ -320,11 +320,11 @@ async def test_a_target_that_the_decision_did_not_name_is_refused(database: Memo
 async def test_waiting_is_offered_where_the_soonest_lock_is_short(database: MemoryDatabase, moments: FakeTime) -> None:
     async with running(fleet_member(database, "r1", moments)) as replica:
         await report(replica, failure("a", 429, headers={"retry-after": "2"}))
-        waiting = replace(ask("a"), allow_wait=True)
+        waiting = ask("a")._replace(allow_wait=True)
         answer = await select(replica, waiting)
         assert isinstance(answer.verdict, Wait)
         assert (answer.verdict.wait_ms, answer.verdict.reason) == (2_050, "rate_limit")
-        short = replace(waiting, wait_budget_ms=1_000)
+        short = waiting._replace(wait_budget_ms=1_000)
         assert isinstance((await select(replica, short)).verdict, Reject)
 
 

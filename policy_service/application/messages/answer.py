@@ -212,9 +212,9 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SelectAnswer:
-    """One decision."""
+    """One decision. Not frozen: it is built once for every decision, and freezing doubles the cost of that."""
 
     decision_id: str
     verdict: Dispatch | Wait | Reject

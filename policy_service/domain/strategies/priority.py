@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def order(eligible: Sequence[int]) -> list[int]:
-    """Positions as configured. Args: eligible: configured positions, ascending."""
-    return list(eligible)
+def order(eligible: Sequence[int]) -> Sequence[int]:
+    """Positions as configured, the very sequence given. Args: eligible: configured positions, ascending."""
+    return eligible
