@@ -1,8 +1,9 @@
 """Bounded graceful shutdown: tell the balancers first, let the calls in flight finish, then close.
 
-Order: health NOT_SERVING; a notice in which calls are still taken; GOAWAY, so that clients go elsewhere; the calls in
-flight run to their end or to the bound. grpc's own grace is not enough: it does not wait for handlers that have
-already aborted their call but still run, so the gate's count decides.
+Order: health NOT_SERVING; a notice in which calls are still taken; a moment in which new calls are refused with a
+pushback, so that the wire goes quiet; GOAWAY; the calls in flight run to their end or to the bound. Without that moment
+grpc would cut calls that cross the GOAWAY off as CANCELLED, which no client repeats. grpc's own grace is not enough
+either: it does not wait for handlers that have already aborted their call but still run, so the gate's count decides.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 import grpc
 
 from policy_service.domain.ids import DurationMs
-from policy_service.transport.grpc.gate import Gate
+from policy_service.transport.grpc.gate import DRAIN_PUSHBACK_MS, Gate
 from policy_service.transport.grpc.health import Health
+
+QUIET_S = DRAIN_PUSHBACK_MS / 2_000
+"""Half of the pushback: whoever was refused comes back after the GOAWAY, over a new connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,10 @@ async def drain(
     health.set_ready(False)
     await asyncio.sleep(min(notice_ms, bound_ms) / 1000)
     health.close()
+    gate.is_draining = True
+    await asyncio.sleep(min(QUIET_S, max(0.0, end - loop.time())))
     stopping = loop.create_task(server.stop(max(0.0, end - loop.time())))
     left = await _in_flight_at(gate, max(0.0, end - loop.time()))
-    gate.is_draining = True
     await stopping
     gate.close()
     return Drained(clean=left == 0, left=left)

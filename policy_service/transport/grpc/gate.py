@@ -42,6 +42,7 @@ KEY_NAME: ContextVar[str] = ContextVar("key_name", default="")
 """Name of the bearer key of the call under way; the actor of admin acts."""
 
 OVERLOAD_PUSHBACK_MS = 100
+DRAIN_PUSHBACK_MS = 100
 _SWEEP_S = 0.1
 
 
@@ -155,7 +156,7 @@ class Gate:
 
     def _enter(self, limit_ms: DurationMs | None) -> None:
         if self.is_draining:
-            raise DrainingError("this replica is shutting down", retry_after_ms=0)
+            raise DrainingError("this replica is shutting down", retry_after_ms=DRAIN_PUSHBACK_MS)
         if self.in_flight >= self.limits.concurrent_calls:
             raise OverloadedError(
                 f"more than {self.limits.concurrent_calls} calls in flight", retry_after_ms=OVERLOAD_PUSHBACK_MS
