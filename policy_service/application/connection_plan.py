@@ -226,8 +226,6 @@ def _with_probe_settled(row: ConnectionState, attempt: Attempt) -> ConnectionSta
 
 
 def _clear_connection(book: StateBook, row: ConnectionState, attempt: Attempt, facts: FactLog) -> bool:
-    if row.is_terminal:
-        return False
     after = terminal.without_streak(cooldown.success(row, attempt.started_at))
     if after == row:
         return False

@@ -159,7 +159,7 @@ class ConnectionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_call_succeeds(self, data: st.DataObject) -> None:
         started, generation = data.draw(st.sampled_from(self.calls))
-        before = self.row
+        before, self.last = self.row, None
         self.succeed(started, generation)
         if generation != self.model.generation:
             assert self.row == before
@@ -197,6 +197,7 @@ class ConnectionMachine(RuleBasedStateMachine):
         act(book, "openai", "c1", self.now, self.log(self.now))
         self.rows.update(book.changes)
         self.model.renew()
+        self.last = None
 
     # -- agreement ---------------------------------------------------------------------------------------
     @invariant()
