@@ -134,7 +134,10 @@ def is_session(r: Reading) -> bool:
 
 
 def is_quota_with_reset(r: Reading) -> bool:
-    return text_reason(r.account_text) == Reason.QUOTA_EXHAUSTED and r.is_signal_usable and r.hint is not None
+    if not r.is_signal_usable or r.hint is None:
+        return False
+    spent = r.status == 429 and signals.QUOTA_TEXT_EXTENDED.found_in(r.account_text)
+    return spent or text_reason(r.account_text) == Reason.QUOTA_EXHAUSTED
 
 
 def is_period_quota(r: Reading) -> bool:

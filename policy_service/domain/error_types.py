@@ -92,6 +92,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     (_S401, lambda r: _UNSUPPORTED_MODEL.found_in(r.text), "model_not_found"),
     (_S401, on.is_ban, "account_deactivated"),
     (_S401, on.is_period_quota, "quota_exhausted"),
+    (_S400 | _S401 | _S403, lambda r: signals.CLIENT_UNWELCOME.found_in(r.text), "fingerprint_rejection"),
     (_S401, _always, "unauthorized"),
     (_S402, _always, "quota_exhausted"),
     (_S400 | _S403, _is_geo, "geo_blocked"),

@@ -54,6 +54,7 @@ OWN_LIMITER_CODES: Final = frozenset(
 )
 _ABORT_CODES: Final = frozenset({"und_err_aborted", "abort_err", "client_disconnected"})
 _LOCAL_CODES: Final = frozenset({"enoent", "eacces", "epipe", "err_child_process_stdio_maxbuffer"})
+_BUDGET_CODES: Final = frozenset({"budget_exceeded", "budget_limit_exceeded", "key_budget_exceeded"})
 _GATEWAY_FAULT_CODES: Final = frozenset({"plugin_block", "translation_failed", "translation_error"})
 _MESSAGE_HEAD: Final = 8_192
 
@@ -121,8 +122,11 @@ def is_own_limiter(outcome: Outcome) -> bool:
 
 
 def is_own_key_policy(outcome: Outcome) -> bool:
-    """A limit that the gateway sets for its own callers."""
-    return outcome.status == 429 and outcome.code.lower() == "token_limit_exceeded"
+    """A limit that the gateway sets for its own callers: tokens of a key, or its budget."""
+    code = outcome.code.lower()
+    if outcome.origin is Origin.GATEWAY and code in _BUDGET_CODES:
+        return True
+    return outcome.status == 429 and code == "token_limit_exceeded"
 
 
 def is_request_resource(outcome: Outcome) -> bool:

@@ -93,7 +93,7 @@ class Reading:
     def _find_usable(self) -> bool:
         if self.status != 429 or self.policy.auth_class in (AuthClass.OAUTH, AuthClass.NONE):
             return True
-        return signals.LONG_PERIOD.found_in(self.account_text)
+        return self.is_api_key and signals.LONG_PERIOD.found_in(self.account_text)
 
 
 def echoes_request(outcome: Outcome) -> bool:

@@ -6,6 +6,7 @@ Errors that stand inside a 2xx as errors are found by `outcome_parsing`; this lo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -38,9 +39,19 @@ def success_fault(body: str) -> str:
         return "page-instead-of-answer"
     if text.startswith(("data:", "event:", ":")):
         return _stream_fault(text)
-    if text[0] in "{[" and not _is_json(text):
+    return _json_fault(text) if text[0] in "{[" else ""
+
+
+def _json_fault(text: str) -> str:
+    if not _is_json(text):
         return "cut-answer"
-    return "blocked-prompt" if '"blockReason"' in text and '"candidates"' not in text else ""
+    if any(mark in text for mark in _BLOCKED) and '"text"' not in text:
+        return "blocked-prompt"
+    return "empty-answer" if _HOLLOW.search(text) else ""
+
+
+_BLOCKED: Final = ('"blockReason"', '"finishReason": "SAFETY"', '"finishReason":"SAFETY"', '"PROHIBITED_CONTENT"')
+_HOLLOW: Final = re.compile(r'"(?:choices|candidates)":\s{0,4}\[\s{0,4}\]')
 
 
 def _stream_fault(text: str) -> str:

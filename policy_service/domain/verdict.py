@@ -208,6 +208,11 @@ def _is_bad_model(c: Case) -> bool:
     return c.found.rule in ("model-code", "model-access", "nim-degraded") or _is_model_refusal(c)
 
 
+def _is_coded_model(c: Case) -> bool:
+    """A gateway that says by code, under a 5xx, that nobody behind it serves the model."""
+    return c.status >= 500 and c.reading.code in signals.MODEL_CODES
+
+
 def _is_entitlement(c: Case) -> bool:
     """The model is there, the account may not use it."""
     told = signals.MODEL_ENTITLEMENT.found_in(c.text) or c.reading.code == "model_not_supported"
@@ -261,7 +266,7 @@ _ACCOUNT_ALLOWANCE: Final = signals.SUBSCRIPTION | signals.one_of(
 
 
 def _is_limit(c: Case) -> bool:
-    if c.status in (429, 432):
+    if c.status in (420, 429, 432):
         return True
     return c.found.reason == Reason.RATE_LIMIT_EXCEEDED or _is_quota_decision(c)
 
@@ -276,7 +281,7 @@ def _is_overload(c: Case) -> bool:
     if c.status == 429 and signals.MINUTE_WINDOW.found_in(c.text):
         return False
     if c.status == 400:
-        return c.found.reason == Reason.MODEL_CAPACITY and c.found.rule == "configured"
+        return c.found.rule == "configured" and signals.CAPACITY_TEXT.found_in(c.text)
     return (c.status >= 498 or c.status == 429) and signals.OVERLOAD.found_in(c.text)
 
 
@@ -339,6 +344,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("tool-use-failed", _says(signals.TOOL_USE_FAILED, 400), NOBODY, "server_error", states_wait=False),
     # where the call comes from
     Row("region", _either(_type("geo_blocked"), _status(451)), PROVIDER, "region_blocked"),
+    Row("client-unwelcome", _says(signals.CLIENT_UNWELCOME, 400, 401, 403), CONNECTION, "client_blocked"),
     Row("client-blocked", _type("fingerprint_rejection"), PROVIDER, "client_blocked"),
     # models
     Row("retired-model", _rule("retired-model", "endpoint-moved"), MODEL, "model_not_found", states_wait=False),
@@ -348,7 +354,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("model-entitlement", _both(_status(400, 403), _is_entitlement), MODEL, "model_access_denied"),
     Row("missing-model", _is_missing_model, MODEL, "model_not_found"),
     Row("refused-model", _both(_status(403), _is_bad_model), MODEL, "model_access_denied"),
-    Row("unserved-model", _is_bad_model, MODEL, "model_not_found"),
+    Row("unserved-model", _either(_is_bad_model, _is_coded_model), MODEL, "model_not_found"),
     # credentials
     Row("dead-credential", _is_dead_login, ACCOUNT, "auth_error", terminal="expired"),
     Row("by-dead-account", _type("account_deactivated"), ACCOUNT, "auth_error", terminal="banned"),
@@ -380,7 +386,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("request-scoped", _guard("request-scoped"), NOBODY, "client_error", fallback=False),
     Row(
         "bad-request",
-        _either(_status(400, 409, 422), _meaning("invalid_request")),
+        _either(_status(400, 409, 411, 414, 415, 416, 417, 422, 431), _meaning("invalid_request")),
         NOBODY,
         "client_error",
         fallback=False,

@@ -210,6 +210,27 @@ def test_a_403_about_one_model_leaves_key_and_subscription_alone() -> None:
     assert error_type(outcome(403, body), policy_of("kiro")) == "model_not_found"
 
 
+def test_a_403_cools_a_key_by_the_ladder_and_a_subscription_not_at_all() -> None:
+    assert (record(403, "no").reason, record(403, "no").cooldown_ms) == ("auth_error", 3_000)
+    assert (record(403, "no", "kiro").reason, record(403, "no", "kiro").cooldown_ms) == ("quota_exhausted", 0)
+
+
+def test_what_another_gateway_says_of_its_accounts_is_a_quota_with_its_wait() -> None:
+    said = record(429, "all accounts have exhausted their quota, reset after 5m")
+    assert (said.reason, said.cooldown_ms, said.quota_reset_hint_ms) == ("quota_exhausted", 300_000, 300_000)
+
+
+def test_a_plain_429_of_a_local_provider_is_never_a_quota() -> None:
+    assert record(429, "insufficient_quota", "local").reason == "rate_limit_exceeded"
+
+
+def test_a_client_that_is_not_welcome_kills_no_account() -> None:
+    text = "This credential is only authorized for use with Claude Code"
+    assert error_type(outcome(403, text), policy_of("claude")) == "fingerprint_rejection"
+    said = judge(outcome(401, text), policy_of("claude"), NOW)
+    assert (said.scope, said.reason) == ("connection_cooldown", "client_blocked")
+
+
 def test_the_page_of_a_web_firewall_bans_nobody() -> None:
     page = "<title>Attention Required! | Cloudflare</title><h1>Sorry, you have been blocked</h1>"
     assert error_type(outcome(403, page), policy_of("kiro")) == "fingerprint_rejection"

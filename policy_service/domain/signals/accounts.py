@@ -228,6 +228,16 @@ BLOCK_PAGE = one_of(
     "<title>just a moment...</title>",
 )
 """Pages of a web application firewall in front of the provider: about the caller's network, never about an account."""
+CLIENT_UNWELCOME = one_of(
+    "unauthorized client detected",
+    "only authorized for use with claude code",
+    "only available for coding agents",
+    "client is not allowed",
+    "unsupported client",
+    "please update your client",
+    "upgrade your client",
+)
+"""The provider serves this account, but not to this kind of client."""
 PROJECT_PROBLEM = one_of(
     "has not been used in project", "service_disabled", "accessnotconfigured", "permission_denied", "it is disabled"
 )
@@ -235,7 +245,7 @@ PROJECT_SETUP = one_of("has not been used in project", "service_disabled", "acce
 """The part of the project problems that an owner mends by switching an interface on."""
 BROWSER_BLOCK = Family(phrases=("sentinel_blocked", "turnstile required"), near=(("sentinel", "blocked", 80),))
 CLOUDFLARE_NO_RETRY = Family(
-    phrases=("browser_signature_banned",), patterns=(re.compile(r"error_code\\?\"?\s{0,3}:\s{0,3}\\?\"?1010\b"),)
+    phrases=("browser_signature_banned",), patterns=(re.compile(r"error_code\\?\"?\s{0,3}[:=]?\s{0,3}\\?\"?1010\b"),)
 )
 NOT_RETRYABLE = Family(patterns=(re.compile(r"retryable\\?\"?\s{0,3}:\s{0,3}false"),))
 CLOUDFLARE_OWNER = one_of("cloudflare_error", "owner_action_required")

@@ -7,7 +7,7 @@ of A", "B within n characters of A". Which wordings exist is said in the sibling
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,9 @@ class Family:
     patterns: tuple[re.Pattern[str], ...] = ()
     """Only patterns that are linear: no nested or unbounded adjacent repetition."""
 
+    is_composite: bool = field(init=False, default=False)
+    """There is more to test than plain phrases."""
+
     def found_in(self, text: str) -> bool:
         """True if `text` (lower case) carries the meaning."""
         for phrase in self.phrases:
@@ -31,10 +34,8 @@ class Family:
                 return True
         return self.is_composite and self._composed_in(text)
 
-    @property
-    def is_composite(self) -> bool:
-        """True if there is more to test than plain phrases."""
-        return bool(self.lines or self.near or self.chains or self.patterns)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_composite", bool(self.lines or self.near or self.chains or self.patterns))
 
     def _composed_in(self, text: str) -> bool:
         for a, b in self.lines:

@@ -64,18 +64,14 @@ SUBSCRIPTION = one_of(
     "you've reached your usage limit",
     "you have reached your usage limit",
 )
-WEEKLY = Family(
-    phrases=(
-        "weekly usage limit",
-        "weekly limit reached",
-        "reached your weekly",
-        "1-week quota",
-        "week quota",
-        "weekly/monthly limit",
-    ),
-    lines=(("weekly", "quota"), ("quota", "weekly")),
+WEEKLY = one_of(
+    "weekly usage limit",
+    "weekly limit reached",
+    "reached your weekly",
+    "1-week quota",
+    "week quota",
+    "weekly/monthly limit",
 )
-"""The two line pairs count only together with "exhaust" on the text; see `is_weekly`."""
 SESSION = Family(phrases=("session usage limit", "session limit reached"))
 PERIOD_QUOTA_EXTENDED = Family(
     phrases=(
@@ -158,16 +154,22 @@ QUOTA_TEXT = one_of(
     "quota exhausted",
     "free tier of the model has been exhausted",
 )
+QUOTA_TEXT_EXTENDED = one_of(
+    "have exhausted their quota", "exhausted your quota", "usage limit reached", "usage limit exceeded"
+)
+"""Read as quota only together with a stated reset: also what another gateway says of its own accounts."""
 CAPACITY_TEXT = one_of("capacity", "overloaded", "high demand")
 FORBIDDEN_QUOTA_EXCEPTIONS = one_of("has not been used in project", "hour quota", "quota has been exceeded")
 
 
 def is_weekly(text: str) -> bool:
     """Weekly quota wording; "weekly" with "quota" and "exhaust" must stand on one line."""
-    if any(phrase in text for phrase in WEEKLY.phrases):
+    if WEEKLY.found_in(text):
         return True
-    return "weekly" in text and any(
-        "weekly" in line and "quota" in line and "exhaust" in line for line in text.splitlines()
+    return (
+        "weekly" in text
+        and "exhaust" in text
+        and any("weekly" in line and "quota" in line and "exhaust" in line for line in text.splitlines())
     )
 
 
