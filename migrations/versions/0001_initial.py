@@ -28,6 +28,7 @@ def upgrade() -> None:
     _create_fleet_secret()
     _create_guard()
     _create_model_lock()
+    _create_pool_panic()
     _create_provider_cooldown()
     _create_replica()
     _create_report_answer()
@@ -49,6 +50,7 @@ def downgrade() -> None:
         "fleet_secret",
         "guard",
         "model_lock",
+        "pool_panic",
         "provider_cooldown",
         "replica",
         "report_answer",
@@ -297,6 +299,18 @@ def _create_model_lock() -> None:
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("provider", "connection", "key_kind", "model_key", name=op.f("model_lock_pk")),
+    )
+
+
+def _create_pool_panic() -> None:
+    op.create_table(
+        "pool_panic",
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("permits", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("is_default", sa.Boolean(), nullable=False),
+        sa.Column("written_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("pool", name=op.f("pool_panic_pk")),
     )
 
 

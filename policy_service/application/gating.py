@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from policy_service.application.messages import Dispatch, TokenTarget
 from policy_service.application.pools import Pool
 from policy_service.application.view import View
-from policy_service.domain.eligibility import Gate, check_target, longest_timer
+from policy_service.domain.eligibility import Gate, check_target, early_probe_due, longest_timer
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import Instant, Target
+from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.pool_guard import Member, judge_pool
+from policy_service.domain.profiles import PoolGuardProfile
 
 NEVER: Instant = 1 << 62
 
@@ -34,6 +37,10 @@ class Gated:
     view_version: int
     named: list[TokenTarget | None]
     """By position: the target as tokens name it, made at first use."""
+    early: Sequence[int] = ()
+    """Excluded positions whose long block may be tested now (early probe)."""
+    panic: Sequence[int] = ()
+    """Positions to offer although they are excluded, best first; only where nothing is eligible (pool guard)."""
     configured: Dispatch | None = None
     """Dispatch of the eligible in configured order with the default number of fallbacks, made at first use."""
 
@@ -78,7 +85,7 @@ class Gating:
             eligible.append(position)
             if gate.needs_grant:
                 probing.append(position)
-        return Gated(
+        gated = Gated(
             eligible,
             targets,
             frozenset(probing),
@@ -87,6 +94,26 @@ class Gating:
             view.version,
             [None] * pool.size,
         )
+        if exclusions:
+            self._soften(gated, pool, now)
+        return gated
+
+    def _soften(self, gated: Gated, pool: Pool, now: Instant) -> None:
+        """Opt-in guards: exclusions that the pool guard waives, and blocks that may be tested early."""
+        if self._view.policy.pool_guard.enabled:
+            apply_pool_guard(gated, self._view.policy.pool_guard, now)
+        excluded = {exclusion.target for exclusion in gated.exclusions}
+        early: list[int] = []
+        for position, target in enumerate(gated.targets):
+            policy = self._policy(pool, position, target)
+            if target not in excluded or not policy.early_probe.enabled:
+                continue
+            due = early_probe_due(self._view.provider_rows(target.provider) or {}, target, policy, now)
+            if due is not None and due <= now:
+                early.append(position)
+            elif due is not None:
+                gated.valid_until = min(gated.valid_until, due)
+        gated.early = early
 
     def _first_passing(self, pool: Pool, position: int, now: Instant, allow_cooling: bool) -> tuple[Target, Gate]:
         """First account that passes; else the one that returns first."""
@@ -109,13 +136,16 @@ class Gating:
         return check_target(
             rows or {},
             target,
-            policy.for_connection(target.provider, target.connection, pool.auth_class(position)),
+            self._policy(pool, position, target),
             now,
             key=pool.key(position),
             is_disabled=target.connection in policy.disabled_connections,
             allow_cooling=allow_cooling,
             replica=self._replica,
         )
+
+    def _policy(self, pool: Pool, position: int, target: Target) -> ConnectionPolicy:
+        return self._view.policy.for_connection(target.provider, target.connection, pool.auth_class(position))
 
     def longest_timer(self, target: Target, now: Instant) -> Exclusion | None:
         """Timer that holds an excluded target longest; None where no timer does."""
@@ -125,3 +155,31 @@ class Gating:
 
 def _returns_before(one: Exclusion, other: Exclusion | None) -> bool:
     return other is None or (one.until or NEVER) < (other.until or NEVER)
+
+
+def apply_pool_guard(gated: Gated, profile: PoolGuardProfile, now: Instant) -> None:
+    """Waive soft exclusions beyond the share, and name whom to offer in panic (spec/guards.md section 6)."""
+    by_target = {exclusion.target: exclusion for exclusion in gated.exclusions}
+    members = [
+        member
+        for position, target in enumerate(gated.targets)
+        if (member := _member(str(position), by_target.get(target), now)) is not None
+    ]
+    verdict = judge_pool(members, profile, now)
+    if verdict.not_enforced:
+        waived = {int(name) for name in verdict.not_enforced}
+        gated.eligible = sorted({*gated.eligible, *waived})
+        gone = {gated.targets[position] for position in waived}
+        gated.exclusions = [e for e in gated.exclusions if e.target not in gone]
+    gated.panic = [int(name) for name in verdict.panic]
+
+
+def _member(name: str, exclusion: Exclusion | None, now: Instant) -> Member | None:
+    """A pool member as the guard sees it; None for a target that no timer will bring back."""
+    if exclusion is None:
+        return Member(name)
+    if exclusion.reason == "forced_open":
+        return Member(name, NEVER, exclusion.since or 0, fixed=True)
+    if not exclusion.spec.is_recovery_timer:
+        return None
+    return Member(name, exclusion.until or now + 1, exclusion.since or 0, exclusion.is_fixed)

@@ -9,26 +9,35 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from policy_service.application.admission_plan import Admission, acquire_probe, admission_scope
+from policy_service.application.admission_plan import Admission, acquire_early, acquire_probe, admission_scope
 from policy_service.application.breaker_plan import give_back
 from policy_service.application.events import ProbeRef
 from policy_service.application.messages import PermitGrant, PermitKind, SelectRequest
-from policy_service.application.ports import Clock, Scope, Store, StoreUnavailableError, Unit, UnitResult
+from policy_service.application.ports import Clock, Committed, Scope, Store, StoreUnavailableError, Unit, UnitResult
 from policy_service.application.view import View
 from policy_service.domain.breaker import BreakerState, breaker_name, split_name
 from policy_service.domain.breaker_probe import Acquired, ProbeRequest, acquire_local
+from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.facts import Cause, FactLog
 from policy_service.domain.ids import DurationMs, Instant, Target
 from policy_service.domain.policy import ConnectionPolicy
+from policy_service.domain.pool_guard import PanicPermit, PanicState, give_panic_back, take_panic
 from policy_service.domain.state import StateBook
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 GIVE_BACK_MS: DurationMs = 2_000
+PANIC_TTL_MS: DurationMs = 120_000
+EARLY = "early:"
+PANIC = "pool:"
+"""Prefixes of the gates of early-probe and panic permits in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class Grants:
         self._budget_ms = budget_ms
         self._store_away = store_away
         self._local_at: dict[str, Instant] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Future[object]] = set()
         self.local_probes = 0
         self.lost = 0
 
@@ -90,13 +99,71 @@ class Grants:
         except StoreUnavailableError:
             return self._acquire_local(target, policy, probe)
 
+    async def acquire_early(self, target: Target, request: SelectRequest) -> Granted | None:
+        """Permit to test a long block early, one per interval in the fleet; None where none is due or at hand."""
+        policy = self._view.policy.for_connection(target.provider, target.connection)
+        permit_id = _permit_id(request.request_id, target)
+
+        def run(book: StateBook, now: Instant, _known: object) -> UnitResult[EarlyProbe | None]:
+            return UnitResult(acquire_early(book, target, now, policy, permit_id))
+
+        committed = await self._try(Unit(admission_scope(target), run))
+        if committed is None or committed.value is None:
+            return None
+        permit = committed.value
+        gate = f"{EARLY}{target.provider}/{target.connection}"
+        return Granted(
+            permits=(PermitGrant(permit.id, PermitKind.EARLY_PROBE, gate, permit.expires_at),), at=committed.at
+        )
+
+    async def acquire_panic(self, pool: str, request: SelectRequest) -> Granted | None:
+        """One of the pool's panic calls; None where all are under way or the store is away."""
+        limit = self._view.policy.pool_guard.panic_max_in_flight
+        guard = f"{PANIC}{pool}"
+
+        def run(book: StateBook, now: Instant, _known: object) -> UnitResult[PanicPermit | None]:
+            wanted = PanicPermit(request.request_id, now + PANIC_TTL_MS)
+            state, permit = take_panic(book.get(PanicState, guard), wanted, now, limit)
+            book.put(state)
+            return UnitResult(permit)
+
+        committed = await self._try(Unit(Scope(frozenset({guard})), run))
+        if committed is None or committed.value is None:
+            return None
+        permit = committed.value
+        grant = PermitGrant(permit.id, PermitKind.PANIC, guard, permit.expires_at)
+        return Granted(permits=(grant,), at=committed.at)
+
+    def end_panic(self, gate: str, permit_id: str) -> None:
+        """The panic call is over; in the background."""
+
+        def run(book: StateBook, _now: Instant, _known: object) -> UnitResult[None]:
+            book.put(give_panic_back(book.get(PanicState, gate), permit_id))
+            return UnitResult(None)
+
+        self._in_background(self._try(Unit(Scope(frozenset({gate})), run), GIVE_BACK_MS))
+
+    async def _try(self, unit: Unit[T], timeout_ms: DurationMs | None = None) -> Committed[T] | None:
+        """Run an optional unit; None where the store does not answer in time."""
+        if self._store_away():
+            return None
+        try:
+            committed = await self._store.run(unit, timeout_ms=timeout_ms or self._budget_ms)
+        except StoreUnavailableError:
+            return None
+        self._view.apply_committed(committed.rows)
+        return committed
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
     def give_back(self, probes: tuple[ProbeRef, ...]) -> None:
         """Return permits that were not used; in the background, within its own budget."""
         held = tuple(ref for ref in probes if not ref.local)
         if held:
-            task = asyncio.ensure_future(self._give_back(held))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._in_background(self._give_back(held))
 
     async def settle(self) -> None:
         """Wait for what runs in the background."""

@@ -101,7 +101,7 @@ class Replica:
             self.freshness,
             list_always=settings.list_exclusions_always,
         )
-        self.report = ReportOutcome(self.view, self.clock, self.commit, self.freshness, settings.name)
+        self.report = ReportOutcome(self.view, self.clock, self.commit, self.grants, self.freshness, settings.name)
         self.follower = Follower(
             store,
             self.view,

@@ -13,6 +13,7 @@ from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
 from policy_service.application.events import OutcomeEvent, ProbeRef
 from policy_service.application.freshness import Freshness
+from policy_service.application.grants import EARLY, PANIC, Grants
 from policy_service.application.messages import (
     Action,
     ActionKind,
@@ -56,12 +57,14 @@ class ReportOutcome:
         view: View,
         clock: Clock,
         commit: GroupedCommit[ReportResult],
+        grants: Grants,
         freshness: Freshness,
         replica: str,
     ) -> None:
         self._view = view
         self._clock = clock
         self._commit = commit
+        self._grants = grants
         self._successes: SuccessRing[tuple[ReportRequest, Instant]] = SuccessRing(view, self._apply_held)
         self._freshness = freshness
         self._replica = replica
@@ -90,6 +93,7 @@ class ReportOutcome:
         """
         now = self._clock.now()
         target = self._served(request)
+        self._end_panic(request)
         event = self._event(request, target, now)
         if event.outcome.is_success and not self._would_change(event):
             self._hold(request, target.target, now)
@@ -123,6 +127,13 @@ class ReportOutcome:
         except (InvalidRequestError, SpoolFullError):
             self._successes.dropped += 1
 
+    def _end_panic(self, request: ReportRequest) -> None:
+        """A final report frees the panic call of its decision."""
+        if request.token is not None and request.final:
+            for permit in request.token.permits:
+                if permit.gate.startswith(PANIC):
+                    self._grants.end_panic(permit.gate, permit.permit_id)
+
     # -- the event -----------------------------------------------------------------------------------
     def _would_change(self, event: OutcomeEvent) -> bool:
         book = self._view.book()
@@ -155,6 +166,7 @@ class ReportOutcome:
             first_byte_at=_first_byte_at(request, started, now),
             generations=generations,
             probes=_probes(token, served.target, request.final),
+            early_probe=_early_probe(token, served.target),
             replica=self._replica,
             decision_id=token.decision_id if token else "",
             request_id=token.request_id if token else request.request_id,
@@ -238,7 +250,7 @@ def _is_plain_success(request: ReportRequest) -> bool:
         and 200 <= status < 300
         and request.end is EndKind.HTTP_STATUS
         and not request.body
-        and not (request.token and request.token.probes)
+        and not (request.token and (request.token.probes or request.token.permits))
         and not request.extras.stream_error
         and not request.extras.egress_address
     )
@@ -276,6 +288,12 @@ def _probes(token: DecisionToken | None, target: Target, final: bool) -> tuple[P
     if final:
         return token.probes
     return tuple(p for p in token.probes if p.breaker_key.partition("::conn::")[0] == target.provider)
+
+
+def _early_probe(token: DecisionToken | None, target: Target) -> str:
+    gate = f"{EARLY}{target.provider}/{target.connection}"
+    held = token.permits if token else ()
+    return next((permit.permit_id for permit in held if permit.gate == gate), "")
 
 
 def _status(request: ReportRequest) -> int | None:

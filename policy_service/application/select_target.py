@@ -6,7 +6,7 @@ its permit is acquired as the last act before the target is handed out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policy_service.application.freshness import Freshness
@@ -17,9 +17,7 @@ from policy_service.application.messages import (
     DecisionToken,
     Dispatch,
     EarlierAttempt,
-    Exclusion,
-    ExplainedTarget,
-    Explanation,
+    PermitKind,
     Reject,
     SelectAnswer,
     SelectRequest,
@@ -30,6 +28,15 @@ from policy_service.application.messages import (
 from policy_service.application.ordering import Ordering
 from policy_service.application.pools import Pool, Pools
 from policy_service.application.ports import Clock, Entropy
+from policy_service.application.selection_answers import (
+    explanation,
+    has_permit,
+    least,
+    permit_refs,
+    pool_name,
+    refusal_message,
+    rendered,
+)
 from policy_service.application.view import View
 from policy_service.domain import exclusions as gate
 from policy_service.domain.cooldown_wait import WaitBudget, WaitDecision, decide_wait
@@ -56,6 +63,7 @@ class _Selection:
     now: Instant
     order: Sequence[int]
     excluded: Sequence[gate.Exclusion]
+    gone: Exhausted = NOTHING
     fresh_rotation: object | None = None
 
 
@@ -95,6 +103,8 @@ class SelectTarget:
         selection = self._begin(request)
         if isinstance(selection, SelectAnswer):
             return selection
+        if selection.gated.early or (selection.gated.panic and not selection.order):
+            return None
         if not selection.order:
             return self._refuse(selection)
         if selection.order[0] in selection.gated.probing:
@@ -107,18 +117,49 @@ class SelectTarget:
         selection = self._begin(request)
         if isinstance(selection, SelectAnswer):
             return selection
-        for position in selection.order:
+        return (
+            await self._try_early(selection)
+            or await self._try_in_order(selection)
+            or await self._try_panic(selection)
+            or self._refuse(selection)
+        )
+
+    async def _try_early(self, s: _Selection) -> SelectAnswer | None:
+        """A long block that is due is tested by this request; the others stay its fallbacks."""
+        for position in s.gated.early:
+            if self._is_ruled_out(s, position):
+                continue
+            granted = await self._grants.acquire_early(s.gated.targets[position], s.request)
+            if granted is not None:
+                return self._dispatch(s, position, granted)
+        return None
+
+    async def _try_in_order(self, s: _Selection) -> SelectAnswer | None:
+        for position in s.order:
             granted: Granted | None = None
-            if position in selection.gated.probing:
-                outcome = await self._grants.acquire(selection.gated.targets[position], request, selection.decision_id)
-                if outcome.refusal is not None:
-                    refusal = replace(outcome.refusal, target_key=selection.pool.key(position))
-                    selection.excluded = (*selection.excluded, refusal)
+            if position in s.gated.probing:
+                granted = await self._grants.acquire(s.gated.targets[position], s.request, s.decision_id)
+                if granted.refusal is not None:
+                    refusal = replace(granted.refusal, target_key=s.pool.key(position))
+                    s.excluded = (*s.excluded, refusal)
                     continue
-                granted = outcome
-            self._ordering.keep(selection.pool, selection.fresh_rotation)
-            return self._dispatch(selection, position, granted)
-        return self._refuse(selection)
+            self._ordering.keep(s.pool, s.fresh_rotation)
+            return self._dispatch(s, position, granted)
+        return None
+
+    async def _try_panic(self, s: _Selection) -> SelectAnswer | None:
+        """Nobody is selectable: offer those whose exclusion ends first, few at a time (guards.md section 6)."""
+        offered = [position for position in s.gated.panic if not self._is_ruled_out(s, position)]
+        if not offered or s.order:
+            return None
+        granted = await self._grants.acquire_panic(pool_name(s.pool), s.request)
+        return None if granted is None else self._dispatch(s, offered[0], granted)
+
+    @staticmethod
+    def _is_ruled_out(s: _Selection, position: int) -> bool:
+        target = s.gated.targets[position]
+        forced = s.request.forced_connection
+        return s.gone.covers(target) or bool(forced and target.connection != forced)
 
     # -- steps ---------------------------------------------------------------------------------------
     def _begin(self, request: SelectRequest) -> _Selection | SelectAnswer:
@@ -130,7 +171,7 @@ class SelectTarget:
         gated = self._gate(pool, request, now)
         gone, eligible, excluded = self._without_exhausted(request, pool, gated)
         order, rotation = self._ordering.order(pool, eligible, gone)
-        return _Selection(request, decision_id, pool, gated, now, order, excluded, rotation)
+        return _Selection(request, decision_id, pool, gated, now, order, excluded, gone, rotation)
 
     def _pool(self, request: SelectRequest) -> Pool | None:
         if self._pools.policy is not self._view.policy:
@@ -192,6 +233,7 @@ class SelectTarget:
             request.route,
             request.caller_id,
             granted.probes if granted else (),
+            permit_refs(granted),
             waited=self._waited(request),
             call_kind=request.call_kind,
             is_pool=bool(request.route) or s.pool.size > 1,
@@ -217,7 +259,8 @@ class SelectTarget:
             self._fallbacks(s, position),
             granted.permits if granted else (),
             no_fail_open=self._view.policy.is_capped(target.target.connection),
-            is_probe=bool(granted and granted.probes),
+            is_probe=has_permit(granted, PermitKind.PROBE, PermitKind.EARLY_PROBE),
+            is_panic=has_permit(granted, PermitKind.PANIC),
         )
 
     def _fallbacks(self, s: _Selection, chosen: int) -> tuple[TokenTarget, ...]:
@@ -277,7 +320,7 @@ class SelectTarget:
             answer.type,
             answer.terminal_reason,
             answer.recovery,
-            _message(s.excluded, s.pool, answer.terminal_reason),
+            refusal_message(s.excluded, s.pool, answer.terminal_reason),
             answer.retry_after_s,
             pool_size=s.pool.size,
             attempted=len(s.request.earlier_attempts),
@@ -289,7 +332,7 @@ class SelectTarget:
             return None
         policy = self._view.policy
         profile = policy.route_wait if s.request.route else policy.direct_wait
-        caller_ms = _least(s.request.wait_budget_ms, s.request.deadline_ms)
+        caller_ms = least(s.request.wait_budget_ms, s.request.deadline_ms)
         budget = WaitBudget(waited.attempts, waited.spent_ms, caller_ms)
         held = [self._gating.longest_timer(e.target, s.now) or e for e in s.excluded]
         return decide_wait(held, s.now, profile, budget, hint_ms)
@@ -313,10 +356,10 @@ class SelectTarget:
             s.decision_id,
             verdict,
             token,
-            tuple(_rendered(e, s.now) for e in listed),
+            tuple(rendered(e, s.now) for e in listed),
             s.now,
             request_id=s.request.request_id,
-            explanation=_explanation(s) if s.request.explain else None,
+            explanation=explanation(s.pool, s.gated.targets, s.order) if s.request.explain else None,
             strategy=s.pool.strategy,
             pool_size=s.pool.size,
             excluded_count=len(s.excluded),
@@ -333,33 +376,3 @@ class SelectTarget:
     @staticmethod
     def _waited(request: SelectRequest) -> WaitSpent:
         return request.previous.waited if request.previous else NOT_WAITED
-
-
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _rendered(exclusion: gate.Exclusion, now: Instant) -> Exclusion:
-    return Exclusion(
-        exclusion.target,
-        exclusion.spec.mechanism,
-        exclusion.reason,
-        exclusion.until,
-        exclusion.remaining_ms(now),
-        exclusion.evidence_id,
-        exclusion.stage,
-        exclusion.target_key,
-    )
-
-
-def _message(excluded: Iterable[gate.Exclusion], pool: Pool, terminal_reason: str) -> str:
-    counts: dict[str, int] = {}
-    for exclusion in excluded:
-        counts[exclusion.reason] = counts.get(exclusion.reason, 0) + 1
-    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "no target"
-    return f"{terminal_reason}: {listed} of {pool.size} targets"
-
-
-def _explanation(s: _Selection) -> Explanation:
-    order = tuple(ExplainedTarget(s.gated.targets[position], s.pool.key(position)) for position in s.order)
-    return Explanation(s.pool.strategy, chosen_by=f"strategy {s.pool.strategy}", order=order)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from policy_service.domain import breaker, cooldown, lockout, lockout_keys, provider_cooldown
 from policy_service.domain.breaker import BreakerState, Override, State
 from policy_service.domain.connection_state import ConnectionState
+from policy_service.domain.early_probe import Block, next_permit_at
 from policy_service.domain.exclusions import Exclusion
-from policy_service.domain.ids import Instant, Target
+from policy_service.domain.ids import SERVER_STATED, Instant, Target
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
@@ -61,8 +62,25 @@ class _Question:
         row = self.rows.get((ConnectionState.KIND, self.target.provider, self.target.connection))
         return row if isinstance(row, ConnectionState) and self.target.connection else None
 
-    def excluded(self, reason: str, until: Instant | None = None, evidence: str = "", cause: str = "") -> Exclusion:
-        return Exclusion(self.target, reason, until, evidence, target_key=self.key, cause=cause)
+    def excluded(
+        self,
+        reason: str,
+        until: Instant | None = None,
+        evidence: str = "",
+        cause: str = "",
+        since: Instant | None = None,
+        hint_source: str = "",
+    ) -> Exclusion:
+        return Exclusion(
+            self.target,
+            reason,
+            until,
+            evidence,
+            target_key=self.key,
+            cause=cause,
+            since=since,
+            is_fixed=hint_source in SERVER_STATED,
+        )
 
 
 def check_target(
@@ -105,6 +123,23 @@ def longest_timer(
     return max(held, key=lambda exclusion: exclusion.until or 0, default=None)
 
 
+def early_probe_due(rows: Mapping[Key, Row], target: Target, policy: ConnectionPolicy, now: Instant) -> Instant | None:
+    """Instant from which a long block of `target` may be tested (spec/guards.md section 7); None: not at all."""
+    question = _Question(rows, target, policy, now, "", is_disabled=False, allow_cooling=False, replica="")
+    row = question.connection
+    if row is not None and cooldown.is_cooling(row, now) and row.rate_limited_until is not None:
+        start = row.last_error_at if row.limited_since is None else row.limited_since
+        return _due(Block(start or now, row.rate_limited_until, row.hint_source, row.early_probe), policy)
+    held = [lock for lock in _locks(question) if lockout.is_locked(lock, now)]
+    blocks = [Block(lock.locked_at or 0, lock.until or 0, lock.hint_source, lock.early_probe) for lock in held]
+    due = [_due(block, policy) for block in blocks]
+    return None if not due or None in due else max(instant for instant in due if instant is not None)
+
+
+def _due(block: Block, policy: ConnectionPolicy) -> Instant | None:
+    return next_permit_at(block, policy.early_probe)
+
+
 def _ends_at(exclusion: Exclusion) -> Instant | None:
     """First free instant: a model is locked up to and including its end (model_lockout.md section 1)."""
     if exclusion.until is None:
@@ -132,7 +167,7 @@ def _open_breaker(q: _Question) -> Exclusion | None:
             continue
         seen = breaker.refresh(row, q.now)
         if seen.state is State.OPEN:
-            return q.excluded("circuit_open", seen.reopen_at, row.fact_id)
+            return q.excluded("circuit_open", seen.reopen_at, row.fact_id, since=row.generation_since)
         if until := breaker.replica_open_until(seen, q.now, q.replica):
             return q.excluded("circuit_open", until, row.fact_id)
     return None
@@ -145,7 +180,7 @@ def _provider_cooldown(q: _Question) -> Exclusion | None:
     for part in (connection, "") if connection else ("",):
         row = q.rows.get((ProviderCooldownState.KIND, provider, part))
         if isinstance(row, ProviderCooldownState) and provider_cooldown.is_cooling(row, q.now):
-            return q.excluded("provider_cooldown", row.cooling_until, row.fact_id)
+            return q.excluded("provider_cooldown", row.cooling_until, row.fact_id, since=row.last_failure_at)
     return None
 
 
@@ -153,7 +188,14 @@ def _connection_timer(q: _Question) -> Exclusion | None:
     row = q.connection
     if row is None or q.allow_cooling or not cooldown.is_cooling(row, q.now):
         return None
-    return q.excluded("connection_cooldown", row.rate_limited_until, row.fact_id, row.last_error_type)
+    return q.excluded(
+        "connection_cooldown",
+        row.rate_limited_until,
+        row.fact_id,
+        row.last_error_type,
+        row.limited_since,
+        row.hint_source,
+    )
 
 
 def _family_pool(q: _Question) -> Exclusion | None:
@@ -172,7 +214,9 @@ def _model_lock(q: _Question) -> Exclusion | None:
     longest = lockout.longest_lock(_locks(q), q.now)
     if longest is None:
         return None
-    return q.excluded("model_lockout", longest.until, longest.fact_id, longest.reason)
+    return q.excluded(
+        "model_lockout", longest.until, longest.fact_id, longest.reason, longest.locked_at, longest.hint_source
+    )
 
 
 def _availability(q: _Question) -> Exclusion | None:

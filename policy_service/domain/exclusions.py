@@ -88,6 +88,10 @@ class Exclusion:
     evidence_id: str = ""
     stage: str = "gate"
     target_key: str = ""
+    since: Instant | None = None
+    """Start of a soft exclusion, for the pool guard."""
+    is_fixed: bool = False
+    """The end was stated by the server, or the breaker was forced open: never overridden (guards.md section 6)."""
     cause: str = ""
     """Reason behind a lock or timer, such as `rate_limit_exceeded`; decides whether waiting is worth it."""
 

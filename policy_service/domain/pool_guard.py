@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from policy_service.domain.ids import Instant
 from policy_service.domain.profiles import PoolGuardProfile
+from policy_service.domain.state import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,61 @@ class PoolVerdict:
     not_enforced: tuple[str, ...]
     selectable: tuple[str, ...]
     panic: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PanicPermit:
+    """One panic call under way."""
+
+    id: str
+    expires_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class PanicState:
+    """Panic calls of one pool over the fleet. The guard row is the pool's own: `pool:<name>`."""
+
+    KIND: ClassVar[str] = "pool_panic"
+    pool: str
+    permits: tuple[PanicPermit, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return (self.KIND, self.pool)
+
+    @property
+    def is_default(self) -> bool:
+        return not self.permits
+
+    @property
+    def generation(self) -> int:
+        return 1
+
+    @classmethod
+    def default(cls, key: Key) -> Self:
+        return cls(key[1])
+
+    def live(self, now: Instant) -> tuple[PanicPermit, ...]:
+        """Permits that have not run out."""
+        return tuple(permit for permit in self.permits if permit.expires_at > now)
+
+
+def take_panic(
+    state: PanicState, permit: PanicPermit, now: Instant, limit: int
+) -> tuple[PanicState, PanicPermit | None]:
+    """Take one of `limit` panic permits; an id that holds one gets the same again, None where all are out."""
+    live = state.live(now)
+    held = next((known for known in live if known.id == permit.id), None)
+    if held is not None:
+        return PanicState(state.pool, live), held
+    if len(live) >= limit:
+        return PanicState(state.pool, live), None
+    return PanicState(state.pool, (*live, permit)), permit
+
+
+def give_panic_back(state: PanicState, permit_id: str) -> PanicState:
+    """The call is over; an unknown id changes nothing."""
+    return PanicState(state.pool, tuple(permit for permit in state.permits if permit.id != permit_id))
 
 
 def limit_of(members: Sequence[Member], profile: PoolGuardProfile) -> int:

@@ -10,6 +10,7 @@ from policy_service.domain.breaker_burst import BurstState
 from policy_service.domain.cooldown import ConnectionState
 from policy_service.domain.egress import EgressSighting
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
+from policy_service.domain.pool_guard import PanicState
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Row
 from policy_service.domain.usage_wall_state import Lane
@@ -24,6 +25,7 @@ STATE_ROWS: tuple[type[Row], ...] = (
     FamilyPoolState,
     EgressSighting,
     Lane,
+    PanicState,
 )
 
 ROW_BY_KIND: Mapping[str, type[Row]] = {row.KIND: row for row in STATE_ROWS}

@@ -10,6 +10,8 @@ import pytest
 from policy_service.application.errors import InvalidRequestError, OverloadedError, UnknownStrategyError
 from policy_service.application.messages import Dispatch, Reject, SelectRequest, Wait
 from policy_service.application.replica import Replica
+from policy_service.domain.catalogue import Catalogue
+from policy_service.settings.catalogue_file import builtin_catalogue
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import (
     FakeTime,
@@ -348,3 +350,92 @@ async def test_a_report_that_cannot_be_folded_is_set_aside_and_the_rest_goes_on(
         assert (await good).durable
         assert replica.commit.counters.failed_folds == 1
         assert "report/fine" in database.answers
+
+
+def with_settings(**values: object) -> Catalogue:
+    return replace(builtin_catalogue(), stored_settings={k.replace("__", "."): v for k, v in values.items()})
+
+
+def with_catalogue(database: MemoryDatabase, moments: FakeTime, catalogue: Catalogue) -> Replica:
+    return make_replica(MemoryStore(database), time_source=moments, catalogue=catalogue, settings=quick_settings("r1"))
+
+
+async def test_a_long_block_is_tested_early_and_ends_when_the_quota_is_back(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    catalogue = with_settings(early_probe__enabled=True, early_probe__include_server_stated=True)
+    replica = make_replica(
+        MemoryStore(database), time_source=moments, catalogue=catalogue, settings=quick_settings("r")
+    )
+    async with running(replica):
+        await report(replica, failure("a", 429, headers={"retry-after": "561635"}))
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+        moments.ms += 300_000
+        trial = await select(replica, ask("a", "b"))
+        assert chosen(trial) == "a"
+        assert isinstance(trial.verdict, Dispatch)
+        assert trial.verdict.is_probe
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+        moments.ms += 10
+        await report(replica, failure("a", 200, token=trial.token))
+        assert chosen(await select(replica, ask("a", "b"))) == "a"
+
+
+async def test_a_failed_early_probe_leaves_the_deadline_and_waits_another_interval(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    catalogue = with_settings(early_probe__enabled=True, early_probe__include_server_stated=True)
+    replica = make_replica(
+        MemoryStore(database), time_source=moments, catalogue=catalogue, settings=quick_settings("r")
+    )
+    async with running(replica):
+        await report(replica, failure("a", 429, headers={"retry-after": "3600"}))
+        until = database.rows[("connection", "openai", "a")].row.rate_limited_until  # type: ignore[attr-defined]
+        moments.ms += 300_000
+        trial = await select(replica, ask("a", "b"))
+        await report(replica, failure("a", 429, token=trial.token))
+        row = database.rows[("connection", "openai", "a")].row
+        assert row.rate_limited_until == until  # type: ignore[attr-defined]
+        moments.ms += 299_999
+        assert chosen(await select(replica, ask("a", "b"))) == "b"
+        moments.ms += 1
+        assert chosen(await select(replica, ask("a", "b"))) == "a"
+
+
+async def test_the_pool_guard_keeps_half_of_a_pool_selectable(database: MemoryDatabase, moments: FakeTime) -> None:
+    catalogue = with_settings(pool_guard__enabled=True)
+    replica = make_replica(
+        MemoryStore(database), time_source=moments, catalogue=catalogue, settings=quick_settings("r")
+    )
+    async with running(replica):
+        for name in ("a", "b", "c"):
+            await report(replica, failure(name, 503))
+            moments.ms += 1
+        answer = await select(replica, ask("a", "b", "c", "d", explain=True))
+        assert chosen(answer) == "c"
+        assert {e.target.connection for e in answer.exclusions} == {"a", "b"}
+
+
+async def test_panic_offers_one_excluded_target_at_a_time_over_the_fleet(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    catalogue = with_settings(pool_guard__enabled=True, pool_guard__max_excluded_share=1.0)
+    one, two = (
+        make_replica(MemoryStore(database), n, time_source=moments, catalogue=catalogue, settings=quick_settings(n))
+        for n in ("r1", "r2")
+    )
+    async with running(one), running(two):
+        await report(one, failure("a", 503))
+        moments.ms += 500
+        await report(one, failure("b", 503))
+        await two.follower._step()
+        first = await select(one, ask("b", "a"))
+        assert isinstance(first.verdict, Dispatch)
+        assert first.verdict.is_panic
+        assert chosen(first) == "a"
+        assert isinstance((await select(two, ask("b", "a"))).verdict, Reject)
+        await report(one, failure("a", 503, token=first.token))
+        await one.grants.settle()
+        again = await select(two, ask("b", "a"))
+        assert isinstance(again.verdict, Dispatch)
+        assert again.verdict.is_panic
