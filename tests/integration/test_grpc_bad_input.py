@@ -47,7 +47,8 @@ def report(**given: Any) -> ReportOutcomeRequest:
 
 
 def candidate(**given: Any) -> SelectTargetRequest:
-    return SelectTargetRequest(candidates=[OPENAI, {**OPENAI, **given}])
+    second: Any = {**OPENAI, **given}
+    return SelectTargetRequest(candidates=[OPENAI, second])
 
 
 LONG = "x" * 257

@@ -228,7 +228,7 @@ _targets = Memo(_split)
 
 
 def _waited(p: pb.TokenPayload) -> WaitSpent:
-    return WaitSpent(p.wait_attempts, p.wait_spent_ms) if p.wait_attempts else NOT_WAITED
+    return WaitSpent(p.wait_attempts, p.wait_spent_ms) if p.wait_attempts or p.wait_spent_ms else NOT_WAITED
 
 
 def _probe(p: pb.TokenProbe) -> ProbeRef:
