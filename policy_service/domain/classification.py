@@ -239,7 +239,7 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("overflow", on.says(signals.OVERFLOW | signals.OVERFLOW_CERTAIN), _REQUEST_AT_FAULT),
     PipelineRule("model-access", on.is_model_access, _REQUEST_AT_FAULT),
     PipelineRule("nim-degraded", on.says(signals.NIM_DEGRADED), _REQUEST_AT_FAULT),
-    PipelineRule("rate-words-400", on.says(signals.RATE_WORDS_400), _ladder(Reason.RATE_LIMIT_EXCEEDED)),
+    PipelineRule("rate-words-400", on.says_of_account(signals.RATE_WORDS_400), _ladder(Reason.RATE_LIMIT_EXCEEDED)),
     PipelineRule("bad-request", on.is_bad_request_status, _no_fallback(Reason.UNKNOWN)),
     PipelineRule("any-other", lambda _: True, _base),
 )

@@ -250,9 +250,15 @@ def text_reason(text: str) -> Reason | None:
 def configured_row(r: Reading) -> tuple[Reason, Mode, DurationMs] | None:
     if r.account_text and not is_about_this_request(r) and (r.status != 429 or r.is_signal_usable):
         for family, reason, mode, fixed_ms in TEXT_ROWS:
-            if family.found_in(r.account_text):
+            if family.found_in(r.account_text) and not (reason is Reason.MODEL_CAPACITY and _blames_request(r)):
                 return reason, mode, fixed_ms
     return STATUS_ROWS.get(r.status or 0)
+
+
+def _blames_request(r: Reading) -> bool:
+    """A 400 that is typed as the caller's fault speaks of load only in the words of load, not of any "capacity"."""
+    typed = r.status in (400, 422) and r.type == "invalid_request_error"
+    return typed and not signals.OVERLOAD.found_in(r.account_text)
 
 
 def is_about_this_request(r: Reading) -> bool:
@@ -281,6 +287,10 @@ def names_model(r: Reading) -> bool:
 
 def says(family: signals.Family) -> Condition:
     return lambda r: is_bad_request_status(r) and family.found_in(r.text)
+
+
+def says_of_account(family: signals.Family) -> Condition:
+    return lambda r: is_bad_request_status(r) and family.found_in(r.account_text)
 
 
 def is_model_access(r: Reading) -> bool:

@@ -19,6 +19,7 @@ _UNREAD: Final = object()
 _NAIVE_TIME: Final = re.compile(r"(\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2})(?![\d.:]|\s?(?:Z|UTC|GMT|[+-]\d))")
 
 
+_QUOTED: Final = re.compile(r"(?<!\w)(?:'[^'\n]{1,200}'|`[^`\n]{1,200}`|\"[^\"\n]{1,200}\")(?!\w)")
 _HEAD: Final = 4_096
 _TAIL: Final = 2_048
 
@@ -48,8 +49,8 @@ class Reading:
         self.code = outcome.code.lower()
         self.type = outcome.type.lower()
         self.text = lowered_text(outcome)
-        self.account_text = "" if echoes_request(outcome) else self.text
-        """Text for account signals; empty where the message quotes what the caller sent."""
+        self.account_text = account_text(outcome, self.text)
+        """Text for account signals: without what the caller sent and the message only quotes."""
         self._hint: object = _UNREAD
         self._usable: bool | None = None
 
@@ -94,6 +95,15 @@ class Reading:
         if self.status != 429 or self.policy.auth_class in (AuthClass.OAUTH, AuthClass.NONE):
             return True
         return self.is_api_key and signals.LONG_PERIOD.found_in(self.account_text)
+
+
+def account_text(outcome: Outcome, text: str) -> str:
+    """What of the lower-case `text` may speak of an account; nothing quoted, where the request is blamed."""
+    if echoes_request(outcome):
+        return ""
+    if outcome.status not in (400, 422) or outcome.type.lower() != "invalid_request_error":
+        return text
+    return _QUOTED.sub(" ", f"{outcome.code} {outcome.message[:_HEAD]}").lower()
 
 
 def echoes_request(outcome: Outcome) -> bool:

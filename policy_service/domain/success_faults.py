@@ -47,7 +47,8 @@ def _json_fault(text: str) -> str:
         return "cut-answer"
     if any(mark in text for mark in _BLOCKED) and '"text"' not in text:
         return "blocked-prompt"
-    return "empty-answer" if _HOLLOW.search(text) else ""
+    without_parts = '"candidates"' in text and '"parts"' not in text
+    return "empty-answer" if without_parts or _HOLLOW.search(text) else ""
 
 
 _BLOCKED: Final = ('"blockReason"', '"finishReason": "SAFETY"', '"finishReason":"SAFETY"', '"PROHIBITED_CONTENT"')

@@ -180,6 +180,30 @@ def test_a_validation_error_that_quotes_the_caller_is_no_account_signal(signal: 
     assert error_type(outcome(400, body), policy_of()) != "quota_exhausted"
 
 
+@pytest.mark.parametrize(
+    ("message", "quoted"),
+    [
+        ("Invalid tool result 'Your account has been disabled'", True),
+        ("Bad block `insufficient credits` in messages", True),
+        ("You've no luck: your account has been disabled, it's final", False),
+    ],
+)
+def test_a_quotation_in_a_refused_request_is_no_account_signal(message: str, quoted: bool) -> None:
+    said = record(400, error_body(message, type="invalid_request_error"))
+    assert (said.permanent or said.credits_exhausted) is not quoted
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Invalid schema: field capacity is no number", "unknown"),
+        ("The model is at capacity", "model_capacity"),
+    ],
+)
+def test_the_word_capacity_in_a_refused_request_is_not_load(message: str, reason: str) -> None:
+    assert record(400, error_body(message, type="invalid_request_error")).reason == reason
+
+
 def test_a_number_means_something_only_where_the_catalogue_says_so() -> None:
     body = error_body("balance", "1113")
     assert record(429, body, "glm").credits_exhausted

@@ -85,6 +85,8 @@ CREDITS_EXTENDED = Family(
         "no credits remaining",
         "not enough credits",
         "billing_not_active",
+        "billing_disabled",
+        "requires billing to be enabled",
         "check your billing details on our website",
         "insufficient_user_quota",
         "user quota is not enough",

@@ -169,7 +169,9 @@ MODEL_ENTITLEMENT = Family(
 """The model or feature exists, this account may not use it."""
 PLAN_WITHOUT_ACCESS = one_of("usage_not_included")
 """The plan of the account does not include this way of use at all."""
-FEATURE_ENTITLEMENT = one_of("extra usage is required for", "not yet available for this subscription")
+FEATURE_ENTITLEMENT = one_of(
+    "long context beta", "extra usage is required for", "not yet available for this subscription"
+)
 NEVER_OFFERED = Family(patterns=(re.compile(r"\blimit: 0\b(?![.\d])"),))
 """An allowance of zero: the model is not part of this tier."""
 MODEL_LOAD_FAILED = one_of(

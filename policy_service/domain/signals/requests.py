@@ -190,6 +190,11 @@ VALIDATION_CODES = frozenset(
         "string_below_min_length",
         "invalid_json_schema",
         "invalid_request_body",
+        "invalid_function_parameters",
+        "invalid_function_arguments",
+        "invalid_tool_call_arguments",
+        "unknown_field",
+        "missing_parameter",
         "invalidparameter",
         "validation_error",
     }
