@@ -67,7 +67,7 @@ class FaultProxy:
 
     async def _forward(self, below: Stream, above: Stream, answers: asyncio.Task[None]) -> None:
         while data := await below[0].read(65536):
-            fault = self.faults.pop(0) if self.faults and b"COMMIT" in data else None
+            fault = self.faults.pop(0) if self.faults and b"COMMIT;" in data else None
             if fault is None:
                 above[1].write(data)
                 continue

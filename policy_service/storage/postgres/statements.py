@@ -136,14 +136,15 @@ def read_scope(*, has_whole: bool, is_everything: bool) -> str:
 
 
 def _scope_reads(kind: str, table: Table, *, has_whole: bool, is_everything: bool) -> Iterable[str]:
-    row = f"SELECT '{kind}', to_jsonb(t)::text FROM"
+    """The first key column names the guard row, whatever it is called."""
+    row, guard = f"SELECT '{kind}', to_jsonb(t)::text FROM", next(iter(table.primary_key.columns)).name
     if is_everything:
         return [f'{row} "{kind}" t']
-    whole = [f'{row} "{kind}" t WHERE provider = ANY($4::text[])'] if has_whole else []
+    whole = [f'{row} "{kind}" t WHERE "{guard}" = ANY($4::text[])'] if has_whole else []
     if "connection" in table.primary_key.columns:
-        pairs = "unnest($1::text[], $2::text[]) AS s (provider, connection)"
-        return [f'{row} {pairs} JOIN "{kind}" t ON t.provider = s.provider AND t.connection = s.connection', *whole]
-    return [f'{row} "{kind}" t WHERE provider = ANY($1::text[])', *whole]
+        pairs = "unnest($1::text[], $2::text[]) AS s (guard, connection)"
+        return [f'{row} {pairs} JOIN "{kind}" t ON t."{guard}" = s.guard AND t.connection = s.connection', *whole]
+    return [f'{row} "{kind}" t WHERE "{guard}" = ANY($1::text[])', *whole]
 
 
 @lru_cache(maxsize=256)
