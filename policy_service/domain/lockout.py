@@ -210,7 +210,7 @@ def count_failure(row: ModelLockState, at: Instant, late: bool) -> Counted:
         return Counted(1, 1)
     within = at - row.last_failure_at <= row.reset_after_ms + row.last_cooldown_ms
     count = row.failure_count + 1 if within else 1
-    return Counted(count, row.failure_count if late else count)
+    return Counted(count, row.failure_count if late and within else count)
 
 
 def lock_duration(

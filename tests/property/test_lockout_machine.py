@@ -38,9 +38,12 @@ class Model:
     last: int = 0
     generation: int = 1
 
-    def fail(self, at: int, base: int, exact: int, in_full: bool) -> None:
+    def count_after(self, at: int) -> int:
         within = self.count > 0 and self.failed_at is not None and at - self.failed_at <= RESET + self.last
-        self.count = self.count + 1 if within else 1
+        return self.count + 1 if within else 1
+
+    def fail(self, at: int, base: int, exact: int, in_full: bool) -> None:
+        self.count = self.count_after(at)
         if exact:
             wait = exact if in_full else min(exact, LONGEST)
         else:
@@ -116,7 +119,7 @@ class LockoutMachine(RuleBasedStateMachine):
         at = before.last_event_at - age
         self.write(LockEvidence(429, "rate_limit_exceeded", 3_000, exact, "header" if exact else ""), at)
         after = self.row
-        assert after.failure_count == before.failure_count + 1
+        assert after.failure_count == self.model.count_after(at)
         assert (after.until or 0) >= max(before.until or 0, at + exact if exact else 0)
         assert after.last_failure_at == max(before.last_failure_at or at, at)
         self.model.count, self.model.until = after.failure_count, after.until
