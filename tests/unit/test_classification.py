@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from policy_service.domain import signals
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.classification import PIPELINE, classify, resolve
 from policy_service.domain.decision_record import Classification, DecisionRecord
@@ -351,31 +350,6 @@ def test_reason_label_reads_the_text_before_the_status(status: int, text: str, l
 )
 def test_a_provider_that_does_not_serve_a_model(status: int, text: str, expected: bool) -> None:
     assert provider_does_not_serve(outcome(status, text)) is expected
-
-
-# --- families -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
-        ("daily and then limit", True),
-        ("limit daily", False),
-        ("daily\nlimit", False),
-        ("limit daily\ndaily limit", True),
-    ],
-)
-def test_b_must_follow_a_on_one_line(text: str, holds: bool) -> None:
-    assert signals.later_on_line(text, "daily", "limit") is holds
-
-
-@pytest.mark.parametrize(("gap", "holds"), [(80, True), (81, False)])
-def test_the_distance_of_near_words_counts_the_characters_between_them(gap: int, holds: bool) -> None:
-    assert signals.within("function" + "." * gap + "degraded", "function", "degraded", 80) is holds
-    assert signals.within("degraded" + "." * gap + "function", "function", "degraded", 80) is holds
-
-
-def test_weekly_quota_and_exhaust_must_share_a_line() -> None:
-    assert signals.is_weekly("the quota of this week: weekly, exhausted")
-    assert not signals.is_weekly("weekly quota\nexhausted")
 
 
 def test_custom_ban_texts_are_believed_without_regard_to_case() -> None:
