@@ -1,0 +1,260 @@
+"""The whole service over real gRPC and real Postgres: the main job, end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
+from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc
+from tests.integration.serving import config, outcome, process, ready, selection, serving
+from tests.replicas import EXAMPLE_CATALOGUE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_select_report_and_select_again(tmp_path: Path, embedded_url: str) -> None:
+    async with serving(config(tmp_path, embedded_url)) as (_, stub):
+        first = await stub.SelectTarget(selection("a", "b"))
+        assert first.dispatch.target.connection == "a"
+        assert [t.connection for t in first.dispatch.fallbacks] == ["b"]
+        answer = await stub.ReportOutcome(
+            outcome("a", 429, decision_token=first.decision_token, headers=[{"name": "Retry-After", "value": "60"}])
+        )
+        assert answer.durable
+        assert answer.verdict.reason_text == "rate_limit"
+        assert answer.verdict.retry_after_ms == 60_000
+        assert answer.action.next_target.connection == "b"
+        second = await stub.SelectTarget(selection("a", "b", explain=True))
+        assert second.dispatch.target.connection == "b"
+        assert [(e.target.connection, e.reason_text) for e in second.exclusions] == [("a", "connection_cooldown")]
+        assert 55_000 < second.exclusions[0].remaining_ms <= 60_000
+        assert second.exclusions[0].evidence_id == answer.effects[0].fact_id
+
+
+async def test_healthy_traffic_makes_no_database_round_trip(tmp_path: Path, embedded_url: str) -> None:
+    settings = config(tmp_path, embedded_url, store={"poll_ms": 60_000})
+    async with serving(settings) as (service, stub):
+        await asyncio.sleep(0.2)
+        before = service.store.statements
+        for _ in range(100):
+            answer = await stub.SelectTarget(selection("a", "b"))
+            await stub.ReportOutcome(outcome("a", 200, decision_token=answer.decision_token, latency_ms=12))
+        assert service.store.statements == before
+
+
+async def test_a_storm_of_failures_costs_few_transactions(tmp_path: Path, embedded_url: str) -> None:
+    async with serving(config(tmp_path, embedded_url)) as (service, stub):
+        answers = await asyncio.gather(*(stub.ReportOutcome(outcome(f"c{n}", 503)) for n in range(200)))
+        assert all(answer.durable for answer in answers)
+        assert service.replica.commit.counters.committed == 200
+        assert service.replica.commit.counters.batches <= 20
+
+
+async def test_failures_seen_by_two_replicas_add_up_and_both_refuse(tmp_path: Path, embedded_url: str) -> None:
+    async with (
+        serving(config(tmp_path / "one", embedded_url, replica="one")) as (_, one),
+        serving(config(tmp_path / "two", embedded_url, replica="two")) as (_, two),
+    ):
+        for n in range(12):
+            await (one, two)[n % 2].ReportOutcome(outcome(f"c{n}", 503))
+        for stub in (one, two):
+            async with asyncio.timeout(2):
+                while (refused := await stub.SelectTarget(selection("z"))).WhichOneof("verdict") != "reject":
+                    await asyncio.sleep(0.01)
+            assert refused.reject.http_status == 503
+            assert [e.reason_text for e in refused.exclusions] == ["circuit_open"]
+
+
+async def test_a_token_of_one_replica_is_accepted_by_another(tmp_path: Path, embedded_url: str) -> None:
+    async with (
+        serving(config(tmp_path / "one", embedded_url, replica="one")) as (_, one),
+        serving(config(tmp_path / "two", embedded_url, replica="two")) as (_, two),
+    ):
+        answer = await one.SelectTarget(selection("a", "b"))
+        reported = await two.ReportOutcome(outcome("a", 503, decision_token=answer.decision_token))
+        again = await one.ReportOutcome(outcome("a", 503, decision_token=answer.decision_token))
+        assert again.effects == reported.effects
+        assert "duplicate" in again.ignored_texts
+
+
+async def test_an_open_breaker_survives_kill_9_with_its_remaining_time(tmp_path: Path) -> None:
+    port = free_port()
+    with process(tmp_path, port) as first:
+        await ready(first.address)
+        async with grpc.aio.insecure_channel(first.address) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            for n in range(12):
+                assert (await stub.ReportOutcome(outcome(f"c{n}", 503))).durable
+            before = await stub.SelectTarget(selection("z"))
+        first.kill()
+    with process(tmp_path, port) as second:
+        await ready(second.address)
+        async with grpc.aio.insecure_channel(second.address) as channel:
+            after = await policy_pb2_grpc.PolicyServiceStub(channel).SelectTarget(selection("z"))
+        assert after.exclusions[0].reason_text == "circuit_open"
+        assert after.exclusions[0].until_unix_ms == before.exclusions[0].until_unix_ms
+        assert second.end() == 0
+
+
+async def test_a_named_route_of_the_example_catalogue_answers(tmp_path: Path, embedded_url: str) -> None:
+    settings = config(tmp_path, embedded_url, catalogue=str(EXAMPLE_CATALOGUE))
+    async with serving(settings) as (service, stub):
+        assert service.replica.view.policy.revision == 1
+        for name in service.replica.view.policy.catalogue.routes:
+            answer = await stub.SelectTarget(policy_pb2.SelectTargetRequest(route=name))
+            assert answer.WhichOneof("verdict") == "dispatch", name
+            assert answer.policy_revision == 1
+        unknown = await stub.SelectTarget(policy_pb2.SelectTargetRequest(route="nowhere"))
+        assert unknown.reject.http_status == 404
+        assert unknown.reject.code == "model_not_found"
+
+
+async def test_a_changed_catalogue_file_is_followed_and_a_broken_one_is_not(tmp_path: Path, embedded_url: str) -> None:
+    path = tmp_path / "catalogue.yaml"
+    route = "routes: [{name: r, strategy: priority, targets: [{provider: openai, model: %s}]}]\n"
+    path.write_text(route % "m1")
+    settings = config(tmp_path, embedded_url, catalogue=str(path), catalogue_poll_ms=100)
+
+    async with serving(settings) as (service, stub):
+
+        async def model_is(model: str) -> None:
+            async with asyncio.timeout(5):
+                while True:
+                    answer = await stub.SelectTarget(policy_pb2.SelectTargetRequest(route="r"))
+                    if answer.dispatch.target.model == model:
+                        return
+                    await asyncio.sleep(0.02)
+
+        await model_is("m1")
+        path.write_text(route % "m2")
+        await model_is("m2")
+        path.write_text("routes: [{name: r, strategy: nonsense, targets: []}]\n")
+        await asyncio.sleep(0.5)
+        await model_is("m2")
+        assert service.replica.view.policy.revision == 2
+
+
+async def test_a_file_imported_before_does_not_bring_an_old_catalogue_back(tmp_path: Path, embedded_url: str) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    route = "routes: [{name: r, strategy: priority, targets: [{provider: openai, model: %s}]}]\n"
+    old.write_text(route % "old")
+    new.write_text(route % "new")
+    for path in (old, new):
+        async with serving(config(tmp_path, embedded_url, catalogue=str(path))):
+            pass
+    async with serving(config(tmp_path, embedded_url, catalogue=str(old))) as (_, stub):
+        answer = await stub.SelectTarget(policy_pb2.SelectTargetRequest(route="r"))
+        assert answer.dispatch.target.model == "new"
+
+
+async def test_a_database_that_refuses_is_a_typed_error(tmp_path: Path) -> None:
+    settings = config(tmp_path, f"postgresql://nobody@127.0.0.1:{free_port()}/none", store={"connect_ms": 500})
+    with pytest.raises(StoreUnavailableError):
+        async with serving(settings):
+            pass
+
+
+async def test_a_database_that_hangs_is_a_typed_error_within_the_budget(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none"
+        async with asyncio.timeout(10):
+            with pytest.raises(StoreUnavailableError):
+                async with serving(config(tmp_path, url, store={"connect_ms": 500})):
+                    pass
+
+
+async def test_a_database_of_a_newer_release_is_named_with_a_remedy(tmp_path: Path, embedded_url: str) -> None:
+    import asyncpg
+    from sqlalchemy.engine import make_url
+
+    parts = make_url(embedded_url)
+    connection = await asyncpg.connect(
+        user=parts.username, database=parts.database, host=parts.query.get("host") or parts.host
+    )
+    await connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    await connection.close()
+    with pytest.raises(SchemaMismatchError) as caught:
+        async with serving(config(tmp_path, embedded_url)):
+            pass
+    assert "9999" in str(caught.value)
+    assert caught.value.remedy
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """A real OTLP receiver over gRPC."""
+
+    def __init__(self) -> None:
+        self.spans: list[object] = []
+
+    def Export(self, request: object, context: object) -> object:  # noqa: N802
+        for resource in request.resource_spans:  # type: ignore[attr-defined]
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+async def test_every_decision_is_a_span_that_joins_the_callers_trace(
+    tmp_path: Path, embedded_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    metadata = (("traceparent", f"00-{trace}-{parent}-01"),)
+    async with serving(config(tmp_path, embedded_url)) as (_, stub):
+        first = await stub.SelectTarget(selection("a", "b"), metadata=metadata)
+        await stub.ReportOutcome(outcome("a", 503, decision_token=first.decision_token), metadata=metadata)
+        await stub.SelectTarget(selection("a", "b"), metadata=metadata)
+    server.stop(None)
+    spans = {span.name: span for span in collector.spans}  # type: ignore[attr-defined]
+    assert set(spans) == {"policy.SelectTarget", "policy.ReportOutcome"}
+    for span in spans.values():
+        assert span.trace_id.hex() == trace
+        assert span.parent_span_id.hex() == parent
+    last = {a.key: a.value for a in spans["policy.SelectTarget"].attributes}
+    assert last["policy.verdict"].string_value == "Dispatch"
+    assert last["policy.strategy"].string_value == "priority"
+    assert last["policy.candidate_count"].int_value == 2
+    assert last["policy.excluded_count"].int_value == 1
+    assert last["policy.target.connection"].string_value == "b"
+    assert [e.name for e in spans["policy.SelectTarget"].events] == ["policy.exclusion"]
+    assert [e.name for e in spans["policy.ReportOutcome"].events] == ["policy.fact", "policy.fact"][
+        : len(spans["policy.ReportOutcome"].events)
+    ]
+    assert spans["policy.ReportOutcome"].events
+
+
+async def test_workers_share_one_port_and_one_brain(tmp_path: Path) -> None:
+    port = free_port()
+    with process(tmp_path, port, "--set", "workers=2") as service:
+        await ready(service.address, 40)
+        await asyncio.sleep(1.5)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(service.address, options=options) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            for n in range(12):
+                await stub.ReportOutcome(outcome(f"c{n}", 503))
+        await asyncio.sleep(0.7)
+        for _ in range(6):
+            async with grpc.aio.insecure_channel(service.address, options=options) as channel:
+                answer = await policy_pb2_grpc.PolicyServiceStub(channel).SelectTarget(selection("z"))
+                assert answer.WhichOneof("verdict") == "reject"
+        assert service.end() == 0
