@@ -104,7 +104,7 @@ async def test_an_open_breaker_survives_kill_9_with_its_remaining_time(tmp_path:
         async with grpc.aio.insecure_channel(second.address) as channel:
             after = await policy_pb2_grpc.PolicyServiceStub(channel).SelectTarget(selection("z"))
         assert after.exclusions[0].reason_text == "circuit_open"
-        assert after.exclusions[0].until_unix_ms == before.exclusions[0].until_unix_ms
+        assert after.exclusions[0].until_at_unix_ms == before.exclusions[0].until_at_unix_ms
         assert second.end() == 0
 
 
