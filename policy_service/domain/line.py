@@ -90,7 +90,8 @@ def hand_off(book: GateBook, now: Instant) -> list[PermitRow]:
 
 def needs_own_replica(book: GateBook) -> list[PermitRow]:
     """Waiting requests that need gates which are not locked here; to be woken after a hand-off."""
-    return [row for row in book.waiters() if not set(row.gates) <= book.gates.keys()]
+    waiting = (row for row in book.waiters() if not row.is_offered)
+    return [row for row in waiting if not set(row.gates) <= book.gates.keys()]
 
 
 def acquire(book: GateBook, request: PermitRequest, now: Instant) -> PermitAnswer:
@@ -207,7 +208,7 @@ def _past(deadline: Instant | None, now: Instant) -> bool:
 
 
 def _ended(row: PermitRow, state: PermitState, now: Instant) -> PermitRow:
-    return replace(row, state=state, ended_at=now, offered_until=None) if row.is_live else row
+    return replace(row, state=state, ended_at=now, offered_until=None)
 
 
 def _extended(row: PermitRow, now: Instant, ttl_ms: DurationMs) -> PermitRow:
