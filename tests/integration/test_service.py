@@ -55,7 +55,7 @@ async def test_healthy_traffic_makes_no_database_round_trip(tmp_path: Path, embe
 
 
 async def test_a_storm_of_failures_costs_few_transactions(tmp_path: Path, embedded_url: str) -> None:
-    async with serving(config(tmp_path, embedded_url)) as (service, stub):
+    async with serving(config(tmp_path, embedded_url, store={"report_ms": 10_000})) as (service, stub):
         started = asyncio.get_running_loop().time()
         answers = await asyncio.gather(*(stub.ReportOutcome(outcome(f"c{n}", 503)) for n in range(200)))
         elapsed_s = asyncio.get_running_loop().time() - started
