@@ -30,6 +30,8 @@ from policy_service.domain.profiles import BreakerProfile
 
 EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 RESET_MS = 1_000
+LOST_REMEMBERED = 64
+"""Reclaimed permits of one round that still have a say."""
 
 
 @dataclass
@@ -114,6 +116,9 @@ class Model:
                 slot.lost = True
                 self.generation += 1
         self.slots[permit] = Slot(now + RESET_MS)
+        lost = [name for name, slot in self.slots.items() if slot.lost]
+        for name in lost[:-LOST_REMEMBERED]:
+            del self.slots[name]
         return "permit"
 
     def verdict(self, permit: str, verdict: str, now: int) -> bool:
