@@ -177,13 +177,13 @@ async def test_texts_and_numbers_that_postgres_cannot_hold_do_not_block_a_unit(s
 async def test_a_cancelled_caller_neither_loses_its_unit_nor_leaks_a_connection(
     embedded_url: str, store: PostgresStore
 ) -> None:
-    units = 300
+    units, cancelled = 300, 0
     for number in range(units):
         caller = asyncio.create_task(store.run(count_failure(event_id=f"d/{number}"), timeout_ms=60_000))
         await asyncio.sleep(0.0005 * (number % 5))
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
+        cancelled += caller.cancel()
+        await asyncio.wait({caller})
+    assert cancelled > units / 2
     await eventually(lambda: are_counted(store, units))
     async with driver(embedded_url) as rival:
         states = await rival.fetch("SELECT state FROM pg_stat_activity WHERE application_name = $1", NAME)

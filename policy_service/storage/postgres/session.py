@@ -24,6 +24,10 @@ from policy_service.storage.postgres.errors import public_error
 
 T = TypeVar("T")
 
+PLANNING = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+"""Every statement looks rows up by key: planning anew costs more than running, and a plan made while a table was
+empty must serve it when it is full."""
+
 GRACE_S = 0.05
 """Time after the deadline in which a unit's task cleans up before its caller stops waiting."""
 
@@ -52,7 +56,7 @@ class StoreOptions:
     def session_settings(self) -> Mapping[str, str]:
         """Settings of every session; a transaction pooler takes the name only."""
         name = {"application_name": self.application_name}
-        return name if self.has_transaction_pooler else name | self.time_outs()
+        return name if self.has_transaction_pooler else name | PLANNING | self.time_outs()
 
     def time_outs(self) -> dict[str, str]:
         """Server-side limits, so that a cut connection does not hold or await a lock for long."""

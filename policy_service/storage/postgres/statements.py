@@ -59,12 +59,20 @@ ADD_SECRET = f"""
 INSERT INTO fleet_secret (key_version, secret, created_at) VALUES ($1, $2, {NOW_MS}) ON CONFLICT DO NOTHING"""
 """$1 key version, $2 secret."""
 
-FACTS = """
-SELECT seq, to_jsonb(f)::text FROM fact f
-WHERE ($2::bigint IS NULL OR seq < $2) AND ($3 = '' OR provider = $3) AND ($4 = '' OR connection = $4)
-  AND ($5 = '' OR decision_id = $5)
-ORDER BY seq DESC LIMIT $1::bigint"""
-"""$1 limit, $2 before seq or null, $3 provider, $4 connection, $5 decision id."""
+FACT_FILTERS = ("provider", "connection", "decision_id")
+
+
+def facts(columns: tuple[str, ...], *, is_continued: bool) -> str:
+    """Facts, newest first, where the columns have the values $2 and following; $1 limit.
+
+    The last parameter of a continued page is the sequence number before which it begins.
+    """
+    conditions = [f"{column} = ${number}" for number, column in enumerate(columns, 2)]
+    if is_continued:
+        conditions.append(f"seq < ${len(columns) + 2}")
+    where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+    return f"SELECT seq, to_jsonb(f)::text FROM fact f {where}ORDER BY seq DESC LIMIT $1::bigint"
+
 
 _HEAD = f"""
 SELECT 'head' AS tag, json_build_object('as_of', {SNAPSHOT_MS}, 'epoch', epoch,

@@ -171,8 +171,11 @@ class PostgresStore:
         decision_id: str = "",
         before_id: int | None = None,
     ) -> FactPage:
-        filters = (clean_text(provider), clean_text(connection), clean_text(decision_id))
-        rows = await self._query(statements.FACTS, limit, before_id, *filters)
+        wanted = dict(zip(statements.FACT_FILTERS, (provider, connection, decision_id), strict=True))
+        filters = {column: clean_text(value) for column, value in wanted.items() if value}
+        statement = statements.facts(tuple(filters), is_continued=before_id is not None)
+        place = () if before_id is None else (before_id,)
+        rows = await self._query(statement, limit, *filters.values(), *place)
         facts = tuple(row_codec(Fact).decode(json.loads(body)) for _, body in rows)
         return FactPage(facts, rows[-1][0] if rows and len(rows) == limit else None)
 

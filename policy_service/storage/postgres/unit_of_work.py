@@ -128,23 +128,25 @@ class WriteSet:
     def document(self) -> str:
         """The one parameter of the statement."""
         document: dict[str, list[Any]] = {
-            "feed": [self._announced(row) for row in self.rows],
+            "feed": [],
             "facts": [row_codec(Fact).encode(fact) for fact in self.facts],
             "answers": [self._answer(event_id, answer) for event_id, answer in self.answers.items()],
             "progress": [self._progress(*self.progress)] if self.progress else [],
         }
         for row in self.rows:
-            document.setdefault(("=" if is_kept(row) else "-") + row.KIND, []).append(self._stored(row))
+            encoded = encode_row(row)
+            document.setdefault(("=" if is_kept(row) else "-") + row.KIND, []).append(self._stored(row, encoded))
+            document["feed"].append(self._announced(row, encoded))
         return json.dumps(document)
 
-    def _stored(self, row: Row) -> dict[str, Any]:
+    def _stored(self, row: Row, encoded: Mapping[str, Any]) -> dict[str, Any]:
         own = {"version": self.version, "is_default": row.is_default, "written_at": self.now}
-        return encode_row(row) | own
+        return {**encoded, **own}
 
-    def _announced(self, row: Row) -> dict[str, Any]:
+    def _announced(self, row: Row, encoded: Mapping[str, Any]) -> dict[str, Any]:
         key = [clean_text(part) for part in row.key]
         record = {"version": self.version, "kind": row.KIND, "written_at": self.now}
-        return record | {"key": key, "row": encode_row(row)}
+        return record | {"key": key, "row": encoded}
 
     def _answer(self, event_id: str, answer: bytes) -> dict[str, Any]:
         return {"id": clean_text(event_id), "answer": base64.b64encode(answer).decode(), "at": self.now}
