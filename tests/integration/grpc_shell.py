@@ -30,7 +30,7 @@ from policy_service.application.messages import (
 from policy_service.domain.ids import ConnectionId, ModelId, ProviderId, Target
 from policy_service.transport.grpc.admin_servicer import AdminServicer
 from policy_service.transport.grpc.auth import KeyRing
-from policy_service.transport.grpc.gate import Gate, Unary
+from policy_service.transport.grpc.gate import Gate, Stream, Unary
 from policy_service.transport.grpc.limits import Limits
 from policy_service.transport.grpc.listeners import TcpAddress
 from policy_service.transport.grpc.mapping import Reading
@@ -163,6 +163,7 @@ async def shell(
     limits: Limits | None = None,
     deadlines: dict[str, int] | None = None,
     operations: dict[str, Unary] | None = None,
+    streams: dict[str, Stream] | None = None,
     is_traced: bool = False,
 ) -> AsyncIterator[Shell]:
     limits = limits or Limits()
@@ -170,7 +171,9 @@ async def shell(
     reading = Reading(TokenSeal({1: SECRET}), FakeClock(), FakeEntropy(), limits)
     selects, reports = FakeSelects(), FakeReports()
     options = options or ServerOptions(tcp=LOOPBACK, notice_ms=0, drain_ms=2_000)
-    server = PolicyServer(options, gate, [PolicyServicer(selects, reports, reading), AdminServicer(operations)])
+    server = PolicyServer(
+        options, gate, [PolicyServicer(selects, reports, reading, streams=streams), AdminServicer(operations)]
+    )
     await server.start()
     server.health.set_ready(True)
     async with grpc.aio.insecure_channel(server.addresses[0]) as channel:

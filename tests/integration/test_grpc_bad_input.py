@@ -18,7 +18,7 @@ from policy_service.application.errors import (
     UnknownStrategyError,
 )
 from policy_service.application.messages import EndKind
-from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, types_pb2
+from policy_service.generated.policy.v1 import policy_pb2_grpc, types_pb2
 from policy_service.generated.policy.v1.policy_pb2 import ReportOutcomeRequest, SelectTargetRequest
 from policy_service.transport.grpc.limits import Limits
 from policy_service.transport.grpc.token import TokenSeal
@@ -361,43 +361,6 @@ async def test_a_route_without_target_is_an_answer_and_not_an_error() -> None:
     assert answer.exclusions[0].reason_text == "circuit_open"
     assert answer.exclusions[0].reason != 0
     assert answer.decision_token == b""
-
-
-# --- batches --------------------------------------------------------------------------------------------------
-
-
-async def test_each_item_of_a_batch_has_its_own_result() -> None:
-    items = [select(), candidate(weight=-1.0), SelectTargetRequest(route="empty")]
-    async with shell() as running:
-        results = (await stub(running).SelectTargets(policy_pb2.SelectTargetsRequest(items=items))).results
-    assert [each.WhichOneof("result") for each in results] == ["answer", "error", "answer"]
-    assert results[1].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert detail(results[1].error, error_details_pb2.ErrorInfo).reason == "INVALID_FIELD"
-
-
-async def test_items_that_wait_do_so_together_with_the_others_kept_in_order() -> None:
-    items = [SelectTargetRequest(route="hold"), select(), SelectTargetRequest(route="hold")]
-    async with shell() as running:
-        running.selects.release.set()
-        results = (await stub(running).SelectTargets(policy_pb2.SelectTargetsRequest(items=items))).results
-    assert [each.answer.WhichOneof("verdict") for each in results] == ["reject", "dispatch", "reject"]
-
-
-async def test_reports_of_a_batch_are_answered_in_order() -> None:
-    items = [report(), report(attempt=1), report(report_id="")]
-    async with shell() as running:
-        results = (await stub(running).ReportOutcomes(policy_pb2.ReportOutcomesRequest(items=items))).results
-    assert [each.WhichOneof("result") for each in results] == ["answer", "answer", "error"]
-    assert results[0].answer.verdict.reason_text == "server_error"
-    assert list(results[0].answer.ignored_texts) == ["suppressed"]
-
-
-@pytest.mark.parametrize(("size", "expected"), [(0, "FIELD_REQUIRED"), (4, "TOO_LARGE")])
-async def test_a_batch_has_between_one_item_and_the_limit(size: int, expected: str) -> None:
-    async with shell(limits=Limits(batch=3)) as running:
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await stub(running).SelectTargets(policy_pb2.SelectTargetsRequest(items=[select()] * size))
-    assert fields(failed.value) == {"items": expected}
 
 
 def test_a_message_of_many_problems_stays_short() -> None:

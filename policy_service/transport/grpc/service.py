@@ -5,7 +5,7 @@ A method without implementation answers UNIMPLEMENTED with a text that says so; 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -13,7 +13,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from policy_service.application.errors import NotBuiltError
-from policy_service.domain.ids import DurationMs
 from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.gate import Gate, Stream, Unary
 
@@ -33,28 +32,6 @@ def service_handler(
     """
     handlers = {m.name: _handler(m, scope, gate, unary, streams or {}) for m in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
-
-
-_BY_NAME = {"Select": "permit", "Report": "report", "Lease": "lease", "Fence": "lease", "Permit": "permit"}
-
-
-def method_deadlines(
-    services: Sequence[ServiceDescriptor],
-    *,
-    report_ms: DurationMs,
-    lease_ms: DurationMs,
-    permit_ms: DurationMs,
-    admin_ms: DurationMs,
-) -> dict[str, DurationMs]:
-    """Longest time of each unary method. Selections may wait in line, so they get as long as permit calls; without
-    waiting the use case's own budgets end them much sooner."""
-    limits = {"report": report_ms, "lease": lease_ms, "permit": permit_ms}
-    found: dict[str, DurationMs] = {}
-    for method in (method for service in services for method in service.methods if not method.client_streaming):
-        kinds = (kind for part, kind in _BY_NAME.items() if part in method.name)
-        is_admin = method.containing_service.name == "AdminService"
-        found[method.name] = admin_ms if is_admin else limits[next(kinds)]
-    return found
 
 
 def _handler(

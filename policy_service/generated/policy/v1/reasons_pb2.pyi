@@ -660,33 +660,37 @@ class _BlameScope:
 class _BlameScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlameScope.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     BLAME_SCOPE_UNSPECIFIED: _BlameScope.ValueType  # 0
-    """Not stated."""
+    """Not of this list; see `scope_text`."""
     BLAME_SCOPE_NONE: _BlameScope.ValueType  # 1
-    """Nobody, or this one request."""
-    BLAME_SCOPE_MODEL_LOCKOUT: _BlameScope.ValueType  # 2
+    """Nobody: a success."""
+    BLAME_SCOPE_REQUEST: _BlameScope.ValueType  # 2
+    """This one request; another target would refuse it too, or for its own reasons."""
+    BLAME_SCOPE_MODEL: _BlameScope.ValueType  # 3
     """One model on one connection."""
-    BLAME_SCOPE_CONNECTION_COOLDOWN: _BlameScope.ValueType  # 3
-    """One connection, for a time."""
-    BLAME_SCOPE_CONNECTION_TERMINAL: _BlameScope.ValueType  # 4
-    """One connection, until somebody acts."""
-    BLAME_SCOPE_PROVIDER_FAILURE: _BlameScope.ValueType  # 5
+    BLAME_SCOPE_CONNECTION: _BlameScope.ValueType  # 4
+    """One connection; `terminal_state` says whether for a time or until somebody acts."""
+    BLAME_SCOPE_PROVIDER: _BlameScope.ValueType  # 5
     """The provider: counts for its breaker."""
+    BLAME_SCOPE_LOCAL: _BlameScope.ValueType  # 6
+    """The gateway itself, its limits, or its client."""
 
 class BlameScope(_BlameScope, metaclass=_BlameScopeEnumTypeWrapper):
     """Whom an outcome is blamed on, whatever the settings then make of it."""
 
 BLAME_SCOPE_UNSPECIFIED: BlameScope.ValueType  # 0
-"""Not stated."""
+"""Not of this list; see `scope_text`."""
 BLAME_SCOPE_NONE: BlameScope.ValueType  # 1
-"""Nobody, or this one request."""
-BLAME_SCOPE_MODEL_LOCKOUT: BlameScope.ValueType  # 2
+"""Nobody: a success."""
+BLAME_SCOPE_REQUEST: BlameScope.ValueType  # 2
+"""This one request; another target would refuse it too, or for its own reasons."""
+BLAME_SCOPE_MODEL: BlameScope.ValueType  # 3
 """One model on one connection."""
-BLAME_SCOPE_CONNECTION_COOLDOWN: BlameScope.ValueType  # 3
-"""One connection, for a time."""
-BLAME_SCOPE_CONNECTION_TERMINAL: BlameScope.ValueType  # 4
-"""One connection, until somebody acts."""
-BLAME_SCOPE_PROVIDER_FAILURE: BlameScope.ValueType  # 5
+BLAME_SCOPE_CONNECTION: BlameScope.ValueType  # 4
+"""One connection; `terminal_state` says whether for a time or until somebody acts."""
+BLAME_SCOPE_PROVIDER: BlameScope.ValueType  # 5
 """The provider: counts for its breaker."""
+BLAME_SCOPE_LOCAL: BlameScope.ValueType  # 6
+"""The gateway itself, its limits, or its client."""
 Global___BlameScope: _TypeAlias = BlameScope  # noqa: Y015
 
 class _FailureKind:
