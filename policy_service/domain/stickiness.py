@@ -10,7 +10,8 @@ from policy_service.domain.ids import DurationMs, Instant
 
 TTL_MS: DurationMs = 900_000
 ENTRIES_KEPT = 500
-HEADROOM = 0.15
+USED_AT_MOST = 0.85
+"""Used share of the tighter quota window below which the headroom exceeds 15 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class StickyStanding:
     @property
     def is_reusable(self) -> bool:
         """Healthy, and more than 15 % of the tighter quota window left."""
-        headroom = 1 - max(self.five_hour or 0.0, self.weekly or 0.0)
-        return headroom > HEADROOM and not (self.is_terminal or self.is_cooling or self.is_quota_exhausted)
+        used = max(self.five_hour or 0.0, self.weekly or 0.0)
+        return used < USED_AT_MOST and not (self.is_terminal or self.is_cooling or self.is_quota_exhausted)
 
 
 StickyKey = tuple[str, str, str]
