@@ -22,6 +22,7 @@ from policy_service.application.report_outcome import ReportOutcome
 from policy_service.application.report_plan import scope_of
 from policy_service.application.report_result import ReportResult, decode, encode, fold_report
 from policy_service.application.select_target import SelectTarget
+from policy_service.application.upkeep import upkeep_unit
 from policy_service.application.view import View
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.policy import Policy
@@ -29,7 +30,8 @@ from policy_service.domain.policy import Policy
 log = logging.getLogger(__name__)
 
 FOLDING: Folding[ReportResult] = Folding(scope_of, fold_report, encode, decode)
-PRUNE_EVERY_S = 60.0
+UPKEEP_EVERY_S = 15.0
+PRUNE_EVERY_ROUNDS = 4
 OPERATION_MS: DurationMs = 5_000
 
 
@@ -158,11 +160,24 @@ class Replica:
         log.info("catalogue revision %d is in force", stored.revision)
 
     async def _sweep(self) -> None:
+        rounds = 0
         while True:
-            await asyncio.sleep(PRUNE_EVERY_S)
+            await asyncio.sleep(UPKEEP_EVERY_S)
+            rounds += 1
             try:
-                await self.store.prune(self.clock.now(), timeout_ms=OPERATION_MS)
+                await self.upkeep()
+                if rounds % PRUNE_EVERY_ROUNDS == 0:
+                    await self.store.prune(self.clock.now(), timeout_ms=OPERATION_MS)
             except StoreUnavailableError as error:
-                log.info("pruning waits for the store: %s", error)
+                log.info("upkeep waits for the store: %s", error)
             except Exception:
-                log.exception("pruning failed")
+                log.exception("upkeep failed")
+
+    async def upkeep(self) -> int:
+        """Shrink what time has ended; the number of rows."""
+        unit = upkeep_unit(list(self.view.rows.values()), self.clock.now(), self.view.policy)
+        if unit is None:
+            return 0
+        committed = await self.store.run(unit, timeout_ms=OPERATION_MS)
+        self.view.apply_committed(committed.rows)
+        return committed.value

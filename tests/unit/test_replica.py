@@ -439,3 +439,22 @@ async def test_panic_offers_one_excluded_target_at_a_time_over_the_fleet(
         again = await select(two, ask("b", "a"))
         assert isinstance(again.verdict, Dispatch)
         assert again.verdict.is_panic
+
+
+async def test_upkeep_drops_what_time_has_ended_and_changes_no_decision(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await report(replica, failure("a", 503))
+        await report(replica, failure("b", 429, headers={"retry-after": "7200"}))
+        assert await replica.upkeep() == 0
+        kinds = {key[0] for key in database.rows}
+        assert "breaker_burst" in kinds
+        moments.ms += 120_000
+        before = await select(replica, ask("a", "b", explain=True))
+        assert await replica.upkeep() > 0
+        assert "breaker_burst" not in {key[0] for key in database.rows}
+        after = await select(replica, ask("a", "b", explain=True))
+        assert chosen(after) == chosen(before) == "a"
+        assert [e.evidence_id for e in after.exclusions] == [e.evidence_id for e in before.exclusions]
+        assert await replica.upkeep() == 0
