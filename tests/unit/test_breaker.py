@@ -139,6 +139,11 @@ def test_spooled_failure_folded_long_after_does_not_trip() -> None:
     assert state.state is State.DEGRADED
 
 
+def test_reset_timeout_zero_still_trips() -> None:
+    state = fail(CLOSED, 5, replace(PROFILE, failure_threshold=1, reset_timeout_ms=0))
+    assert (state.state, state.reopen_at) == (State.OPEN, 5)
+
+
 # --- time -------------------------------------------------------------------------------------------------
 def test_open_reads_as_half_open_at_its_very_end_and_is_stored_once_with_one_fact() -> None:
     state = fail_times(3)
@@ -271,6 +276,7 @@ def test_zero_slots_admit_nobody_and_promise_no_time() -> None:
         (401, Verdict.ALIVE),
         (429, Verdict.ALIVE),
         (408, Verdict.DOWN),
+        (499, Verdict.INCONCLUSIVE),
         (504, Verdict.DOWN),
         (501, Verdict.INCONCLUSIVE),
         (None, Verdict.INCONCLUSIVE),

@@ -17,6 +17,7 @@ from policy_service.domain.ids import AuthClass, ConnectionId, Generations, Mode
 from policy_service.domain.lockout import lock_keys
 from policy_service.domain.outcome import CallKind, Origin, Outcome
 from policy_service.domain.policy import Policy
+from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
 from tests.vectors.world import World
@@ -162,6 +163,21 @@ def test_probe_answered_after_its_expiry_by_a_4xx_is_inconclusive() -> None:
     assert world.breaker().permits == ()
 
 
+def test_first_byte_before_the_expiry_makes_a_late_4xx_alive() -> None:
+    world = taken()
+    assert world.report({"status": 404, "first_byte_at_ms": 29_999}, 40_000, "p").verdict is Verdict.ALIVE
+
+
+def test_rate_limit_that_closes_forgets_the_failures_of_the_outage_and_counts_its_own() -> None:
+    world = World({"auth_class": "api_key", "enabled": True})
+    for turn in range(12):
+        world.report({"status": 503, "connection": f"c{turn}", "pool_attempt": True}, 0)
+    world.admit({"connection": "c1"}, "p", 30_000)
+    world.report({"status": 429, "pool_attempt": True}, 30_100, "p")
+    entry = world.book().get(ProviderCooldownState, "acme", "")
+    assert entry.failures == (30_100,)
+
+
 def test_alive_verdict_of_a_void_permit_closes_nothing() -> None:
     book = book_of(half_open())
     result = fold(book, event(200, 10, probes=(probe("unknown"),)), POLICY)
@@ -231,6 +247,12 @@ def test_restated_status_is_what_the_breaker_and_the_facts_see() -> None:
     assert {(fact.status, fact.restated_status) for fact in result.facts} == {(403, 429)}
 
 
+def test_error_inside_a_200_is_not_restated() -> None:
+    quota = {"message": "用户额度不足", "text": "用户额度不足", "inner_status": 403}
+    result = fold(book_of(), event(403, 0, on=target(provider="agentrouter"), outcome=quota), POLICY)
+    assert result.restated is None
+
+
 def test_no_model_is_locked_while_the_breaker_is_open() -> None:
     opened = BreakerState("gemini", state=State.OPEN, reopen_at=60_000, failure_count=12)
     book = book_of(opened)
@@ -287,6 +309,17 @@ def test_connection_key_goes_by_the_start_of_the_attempt() -> None:
     new = event(503, 2_000, started_at=1_000, generations=Generations())
     assert not fold(book_of(fenced), old, PER_CONNECTION).counted
     assert fold(book_of(fenced), new, PER_CONNECTION).counted
+
+
+def test_quorum_of_a_connection_key_is_that_one_connection() -> None:
+    settings = {
+        "breaker.per_connection": True,
+        "breaker.quorum.enabled": True,
+        "breaker.api_key.failure_threshold": 1,
+    }
+    book = book_of()
+    fold(book, event(503), Policy(Catalogue(stored_settings=settings)))
+    assert breaker_of(book, "c1").state is State.OPEN
 
 
 # --- scope ------------------------------------------------------------------------------------------------
