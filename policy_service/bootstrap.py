@@ -42,6 +42,7 @@ from policy_service.storage.postgres.store import PostgresStore
 from policy_service.storage.spool import SqliteSpool
 from policy_service.telemetry import logs, setup
 from policy_service.telemetry.tracing import TracedReport, TracedSelect, tracer
+from policy_service.transport.grpc.admin_servicer import SERVICE as ADMIN_SERVICE
 from policy_service.transport.grpc.admin_servicer import AdminServicer
 from policy_service.transport.grpc.auth import KeyRing, bearer_keys
 from policy_service.transport.grpc.gate import Gate
@@ -317,6 +318,7 @@ def _deadlines(config: ServerConfig) -> dict[str, int]:
         **dict.fromkeys(("ReportOutcome", "ReportOutcomes"), limits.report_ms),
         **dict.fromkeys(leases, limits.lease_ms),
         **dict.fromkeys(permits, limits.permit_ms),
+        **dict.fromkeys((method.name for method in ADMIN_SERVICE.methods), limits.admin_ms),
     }
 
 

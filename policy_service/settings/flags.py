@@ -19,7 +19,6 @@ FLAGS: dict[str, Flag] = {
     "data_dir": Flag("--data-dir", "Directory of embedded database and spool."),
     "listen.tcp": Flag("--listen", "gRPC address host:port; may be given several times.", is_list=True),
     "listen.unix": Flag("--unix-socket", "Path of a gRPC Unix socket."),
-    "listen.http": Flag("--http", "Address of the HTTP port."),
     "workers": Flag("--workers", "Processes that share the port."),
     "replica": Flag("--replica", "Name of this replica."),
     "tls.cert_file": Flag("--tls-cert", "Certificate chain (PEM)."),

@@ -38,10 +38,6 @@ def _address(value: str) -> str:
     return value.strip()
 
 
-def _optional_address(value: str) -> str:
-    return _address(value) if value.strip() else ""
-
-
 def _comma_list(value: object) -> object:
     """A list from the environment or a flag: `a,b`."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -98,9 +94,6 @@ class ListenConfig(Section):
         default=("127.0.0.1:50051",), description="gRPC addresses, host:port; port 0 takes a free one; empty: no TCP."
     )
     unix: str = Field(default="", description="Path of a gRPC Unix socket (mode 0660); empty: none.", max_length=100)
-    http: Annotated[str, AfterValidator(_optional_address)] = Field(
-        default="", description="Address of the HTTP port (metrics, health, REST, dashboard); empty: none."
-    )
 
     @model_validator(mode="after")
     def _somewhere(self) -> ListenConfig:
@@ -111,8 +104,7 @@ class ListenConfig(Section):
     @property
     def open_addresses(self) -> tuple[str, ...]:
         """Addresses that other machines can reach."""
-        every = (*self.tcp, *([self.http] if self.http else []))
-        return tuple(address for address in every if split_address(address)[0] not in LOOPBACK)
+        return tuple(address for address in self.tcp if split_address(address)[0] not in LOOPBACK)
 
 
 class TlsConfig(Section):
@@ -198,7 +190,9 @@ class SpoolConfig(Section):
 class LimitsConfig(Section):
     """What one call may ask for."""
 
-    max_message_bytes: int = number(4_194_304, 65_536, 67_108_864, "Largest request message.", "B")
+    max_message_bytes: int = number(
+        16_777_216, 65_536, 67_108_864, "Largest request message; larger ones are refused with a reason.", "B"
+    )
     max_concurrent_rpcs: int = number(2_000, 1, 100_000, "Calls in progress; further ones get RESOURCE_EXHAUSTED.")
     max_candidates: int = number(10_000, 1, 100_000, "Inline candidates of one selection.")
     max_batch: int = number(1_000, 1, 10_000, "Items of one batch call.")
