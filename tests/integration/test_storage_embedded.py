@@ -242,3 +242,13 @@ def test_closing_twice_is_harmless(directory: Path) -> None:
     server = EmbeddedServer.open(directory)
     server.close()
     server.close()
+
+
+def test_a_directory_below_a_closed_one_serves_root_as_well(bare_directory: Path) -> None:
+    """Root's server runs under another account, which must be able to pass, not to list, what lies above."""
+    closed = bare_directory / "closed"
+    closed.mkdir(mode=0o700)
+    server = EmbeddedServer.open(closed / "data")
+    assert server.pid
+    assert not closed.stat().st_mode & 0o066
+    server.close()
