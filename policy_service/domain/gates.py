@@ -7,9 +7,10 @@ HTTP statuses, what to do on saturation) is said by `permits` and `queue_admissi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 
 from policy_service.domain.ids import DurationMs, Instant
 
@@ -90,8 +91,8 @@ class PermitRow:
 
     @property
     def occupies_slot(self) -> bool:
-        """Counts against the cap."""
-        return self.state is PermitState.HELD or self.is_offered
+        """Counts against the cap. An offer is cleared whenever its row is granted, missed or ended."""
+        return self.state is PermitState.HELD or self.offered_until is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,9 @@ class Gate:
         return self.blocked_until is not None and now < self.blocked_until
 
 
+_BY_TICKET = attrgetter("ticket")
+
+
 class GateBook:
     """Locked gates, the rows read under the lock, and the writes of one operation.
 
@@ -182,13 +186,11 @@ class GateBook:
         found = (self._rows.get((gate, request_id)) for gate in sorted(self.gates))
         return [row for row in found if row is not None]
 
-    def waiters(self) -> Iterator[PermitRow]:
+    def waiters(self) -> list[PermitRow]:
         """One row for each waiting request, in ticket order."""
-        seen: set[str] = set()
-        for row in sorted(self._rows.values(), key=lambda row: (row.ticket, row.gate)):
-            if row.state is PermitState.WAITING and row.request_id not in seen:
-                seen.add(row.request_id)
-                yield row
+        waiting = (row for row in self._rows.values() if row.state is PermitState.WAITING)
+        by_request = {row.request_id: row for row in waiting}
+        return sorted(by_request.values(), key=_BY_TICKET)
 
     def held(self, gate: str) -> int:
         """Permits held of a gate."""

@@ -257,13 +257,15 @@ def _carry_ends(book: GateBook) -> None:
 def _line(book: GateBook, now: Instant) -> Iterator[PermitRow]:
     """Waiting requests that may be served now. Consumed lazily: each is served before the next is looked at."""
     closed: set[str] = set()
-    for row in list(book.waiters()):
+    for row in book.waiters():
         if row.is_offered or row.is_silent:
             continue
         if closed.isdisjoint(row.gates) and _is_ready(book, row.gates, now):
             yield row
         else:
             closed.update(row.gates)
+            if closed >= book.gates.keys():
+                return
 
 
 def _is_ready(book: GateBook, keys: Iterable[str], now: Instant) -> bool:

@@ -17,8 +17,6 @@ LEARNED_ENTRIES = 2_048
 HINT_REFILL = 60
 OVER_LIMIT_GAP_MS: DurationMs = 200
 _GAP_LEAD_MS = 10
-_LOW_SHARE = 0.1
-_HIGH_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,10 @@ def _from_headers(pace: Pace, profile: QueueProfile, evidence: RateEvidence, now
     paced = replace(pace, gap_ms=max(0, math.floor(60_000 / limit) - _GAP_LEAD_MS))
     if remaining is None:
         return paced
-    if remaining < limit * _LOW_SHARE:
+    if remaining * 10 < limit:
         refill_in = WINDOW_MS if evidence.reset_ms is None else evidence.reset_ms
         return replace(paced, tokens=max(0, int(remaining)), refill_to=int(limit), refill_at=now + refill_in)
-    if remaining > limit * _HIGH_SHARE:
+    if remaining * 2 > limit:
         return replace(paced, gap_ms=profile.min_time_between_requests_ms, tokens=None, refill_at=None)
     return paced
 

@@ -97,6 +97,13 @@ def test_exclusions_say_who_holds_what_until_when() -> None:
     }
 
 
+def test_the_owners_own_connection_is_used_outright_and_not_excluded() -> None:
+    own = _row("a", "c2")
+    request = ManagedRequest(frozenset({"c1", "c2"}), own)
+    found = plan(request, [Candidate("c1"), Candidate("c2")], [own], lambda _: RULES, 10)
+    assert (found.kind, found.candidates, found.exclusions) == (PlanKind.USE, ("c2",), ())
+
+
 def test_a_lapsed_lease_of_another_holds_nothing() -> None:
     request = ManagedRequest(frozenset({"c1"}))
     assert _plan(request, {"c1": Blocked.NO}, _row("b", "c1"), now=120_000) == (PlanKind.CHOOSE, ("c1",))

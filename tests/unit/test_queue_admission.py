@@ -29,6 +29,7 @@ from policy_service.domain.queue_admission import (
     retry_after_s,
     start_slot_wait_ms,
     wait_budget_ms,
+    wedged_since,
 )
 from policy_service.domain.queue_learning import RateEvidence, is_usable, learn, may_write
 
@@ -167,6 +168,17 @@ def test_a_limiter_with_a_reason_to_wait_is_not_wedged() -> None:
     assert [row.request_id for row in book.rows() if row.state is PermitState.HELD] == ["q2"]
 
 
+def test_a_limiter_that_runs_something_is_not_wedged() -> None:
+    limiter = Limiter(replace(NO_LIMIT, concurrent_requests=2, max_wait_ms=86_400_000, wedge_after_ms=1_000))
+    limiter.submit("q1", 0)
+    book = limiter.book()
+    waiter = replace(limiter.rows[KEY, "q1"], request_id="q2", state=PermitState.WAITING, waiter_seen_at=5_000)
+    book.put(replace(waiter, ticket=9, expires_at=None, held_at=None))
+    assert wedged_since(book, KEY, 5_000) is None
+    book.put(replace(limiter.rows[KEY, "q1"], state=PermitState.RELEASED, ended_at=4_000))
+    assert wedged_since(book, KEY, 5_000) == 0
+
+
 @pytest.mark.parametrize(
     ("pace", "seconds"),
     [
@@ -264,6 +276,12 @@ def test_queued_tickets_keep_their_order_when_the_limiter_is_rebuilt() -> None:
 def test_a_header_limit_that_is_no_rate_teaches_nothing(limit: float) -> None:
     pace = Pace(gap_ms=350)
     assert learn(pace, QueueProfile(), RateEvidence(limit=limit, remaining=1), 0, 30_000) == pace
+
+
+def test_exactly_a_tenth_left_empties_no_reservoir() -> None:
+    pace = Pace(tokens=60, refill_to=60)
+    assert learn(pace, QueueProfile(), RateEvidence(limit=70, remaining=7), 0, 30_000).tokens == 60
+    assert learn(pace, QueueProfile(), RateEvidence(limit=70, remaining=6.9), 0, 30_000).tokens == 6
 
 
 def test_a_body_cap_with_a_gap_beyond_the_budget_is_ignored() -> None:
