@@ -1,4 +1,4 @@
-"""Puts the parts together: the one place that knows every part. Building and running, no rules.
+"""One process of the service, from the database to the listening server.
 
 Clean-up is a last-in-first-out stack whose failures are logged and passed over.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import uvloop
 
 from policy_service.application.commit import CommitLimits
 from policy_service.application.entropy import SystemEntropy
@@ -40,7 +37,7 @@ from policy_service.storage.postgres.embedded import EmbeddedServer
 from policy_service.storage.postgres.session import StoreOptions
 from policy_service.storage.postgres.store import PostgresStore
 from policy_service.storage.spool import SqliteSpool
-from policy_service.telemetry import logs, setup
+from policy_service.telemetry import setup
 from policy_service.telemetry.tracing import TracedReport, TracedSelect, tracer
 from policy_service.transport.grpc.admin_servicer import SERVICE as ADMIN_SERVICE
 from policy_service.transport.grpc.admin_servicer import AdminServicer
@@ -325,36 +322,3 @@ def _deadlines(config: ServerConfig) -> dict[str, int]:
 async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-# -- running -----------------------------------------------------------------------------------------------
-Announce = Callable[[Service], None]
-
-
-async def run(
-    config: ServerConfig,
-    environment: Mapping[str, str],
-    announce: Announce,
-    worker: Worker | None = None,
-) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
-    service = Service(config, environment, worker)
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, ended.set)
-    await service.start()
-    loop.add_signal_handler(signal.SIGHUP, service.reload)
-    announce(service)
-    await ended.wait()
-    log.info("draining")
-    await service.stop()
-    return 0
-
-
-def serve(
-    config: ServerConfig, environment: Mapping[str, str], announce: Announce, worker: Worker | None = None
-) -> int:
-    """Run one process of the service on uvloop."""
-    logs.configure(config.log.level, config.log.format)
-    return uvloop.run(run(config, environment, announce, worker))
