@@ -28,6 +28,7 @@ __all__ = [
     "SCOPES",
     "Selection",
     "change_credential",
+    "clear_all_locks",
     "clear_model_lock",
     "control_breaker",
     "reset_connection",
@@ -100,6 +101,15 @@ def clear_model_lock(
     wanted = (connection,) if connection else tuple(sorted(held))
     entry = policy.for_connection(provider).provider
     return sum(delete_lock(book, Place(provider, each, model, entry), facts) for each in wanted)
+
+
+def clear_all_locks(book: StateBook, now: Instant, facts: FactLog) -> int:
+    """Delete every model lock of the book with its counter, and the timers of family pools; locks removed."""
+    held = sum(row.until is not None for row in book.rows(ModelLockState))
+    _reset_model_locks(book, Selection(), now, facts)
+    for pool in list(book.rows(FamilyPoolState)):
+        book.put(FamilyPoolState.default(pool.key))
+    return held
 
 
 def _reset_breakers(book: StateBook, selection: Selection, now: Instant, facts: FactLog) -> int:

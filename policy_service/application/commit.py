@@ -27,7 +27,7 @@ from policy_service.application.ports import (
 )
 from policy_service.application.view import View
 from policy_service.domain.facts import Fact
-from policy_service.domain.ids import DurationMs
+from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import StateBook
 
@@ -58,7 +58,7 @@ class Folding(Generic[R]):
     """
 
     scope: Callable[[Sequence[OutcomeEvent], Policy], Scope]
-    fold: Callable[[StateBook, OutcomeEvent, Policy], R]
+    fold: Callable[[StateBook, OutcomeEvent, Policy, Instant, int | None], R]
     encode: Callable[[R], bytes]
     decode: Callable[[bytes], R]
 
@@ -111,6 +111,7 @@ class GroupedCommit(Generic[R]):
 
     Args:
         incarnation: id of this process's life; events are numbered within it.
+        replicas: number of replicas alive, None while unknown.
         encode_event: bytes of an event for the spool, `decode_event` the way back.
     """
 
@@ -125,7 +126,9 @@ class GroupedCommit(Generic[R]):
         encode_event: Callable[[OutcomeEvent], bytes],
         decode_event: Callable[[bytes], OutcomeEvent],
         limits: CommitLimits | None = None,
+        replicas: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._replicas = replicas
         self._store = store
         self._view = view
         self._spool = spool
@@ -299,14 +302,19 @@ class GroupedCommit(Generic[R]):
         policy = self._view.policy
         unit = Unit(
             scope=self._folding.scope(events, policy),
-            run=lambda book, _now, known: self._fold_batch(book, events, policy, known),
+            run=lambda book, now, known: self._fold_batch(book, events, policy, now, known),
             event_ids=tuple(event.event_id for event in events),
             progress=(self.incarnation, batch[-1].number),
         )
         return await self._store.run(unit, timeout_ms=self._limits.commit_ms)
 
     def _fold_batch(
-        self, book: StateBook, events: Sequence[OutcomeEvent], policy: Policy, known: Mapping[str, bytes]
+        self,
+        book: StateBook,
+        events: Sequence[OutcomeEvent],
+        policy: Policy,
+        now: Instant,
+        known: Mapping[str, bytes],
     ) -> UnitResult[dict[str, Reported[R]]]:
         """Fold in (instant, id) order; an event whose answer is stored is skipped and gets that answer."""
         folding = self._folding
@@ -317,7 +325,7 @@ class GroupedCommit(Generic[R]):
             if (stored := known.get(event.event_id)) is not None:
                 answers[event.event_id] = Reported(folding.decode(stored), durable=True, duplicate=True)
                 continue
-            result = folding.fold(book, event, policy)
+            result = folding.fold(book, event, policy, now, self._replicas())
             facts.extend(result.facts)
             fresh[event.event_id] = folding.encode(result)
             answers[event.event_id] = Reported(result, durable=True)

@@ -21,6 +21,9 @@ from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.state import StateBook
 from policy_service.domain.terminal import RetryPermit
 
+DISABLED = "disabled"
+"""State, in facts, of a connection that is switched off without a terminal state."""
+
 __all__ = [
     "Attempt",
     "change_credential",
@@ -31,6 +34,7 @@ __all__ = [
     "recover_connection",
     "reset_connection",
     "retry_result",
+    "set_enabled",
 ]
 
 
@@ -49,6 +53,19 @@ def change_credential(
 ) -> ConnectionState:
     """A new credential: outcomes of the old one are statistics only from here on."""
     return _renew(book, provider, connection, facts, lambda row: terminal.change_credential(row, now, token_expires_at))
+
+
+def set_enabled(
+    book: StateBook, provider: str, connection: str, enabled: bool, now: Instant, facts: FactLog
+) -> tuple[ConnectionState, bool]:
+    """Switch a connection on or off; the row after it, and whether it changed. Switching on clears everything that
+    was held against the connection, as a reset does."""
+    row = book.get(ConnectionState, provider, connection)
+    if row.active == enabled:
+        return row, False
+    if enabled:
+        return reset_connection(book, provider, connection, now, facts), True
+    return _put(book, row, replace(row, active=False, last_event_at=max(now, row.last_event_at or now)), facts), True
 
 
 def recover_connection(
@@ -84,8 +101,14 @@ def retry_result(
 
 
 def delete_lock(book: StateBook, place: Place, facts: FactLog) -> int:
-    """Remove lock and counter at every key of a model and the timer of its family; returns the locks removed."""
+    """Remove lock and counter at every key of a model and the timer of its family; returns the locks removed.
+
+    Where there is nothing to remove, no generation rises: calls under way there are still heard.
+    """
     before = lockout.lock_rows(book, place)
+    pool = book.get(FamilyPoolState, place.provider, place.connection, place.pool)
+    if all(row.is_default for row in before) and pool.is_default:
+        return 0
     for row, after in zip(before, lockout.deleted(before), strict=True):
         book.put(after)
         if row.until is not None or row.failure_count:
@@ -166,8 +189,8 @@ def _put(book: StateBook, before: ConnectionState, after: ConnectionState, facts
         facts.add(
             "connection",
             f"{after.provider}:{after.connection}",
-            before.test_status,
-            after.test_status,
+            _state(before),
+            _state(after),
             provider=after.provider,
             connection=after.connection,
             generation=after.generation,
@@ -175,6 +198,10 @@ def _put(book: StateBook, before: ConnectionState, after: ConnectionState, facts
         )
     book.put(after)
     return after
+
+
+def _state(row: ConnectionState) -> str:
+    return row.test_status if row.active or row.is_terminal else DISABLED
 
 
 def _shown(row: ConnectionState) -> tuple[object, ...]:

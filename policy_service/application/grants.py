@@ -230,8 +230,9 @@ class Grants:
         return Granted(tuple(probes), tuple(permits), now)
 
     def _row(self, provider: str, part: str) -> BreakerState:
-        row = self._view.rows.get((BreakerState.KIND, provider, part))
-        return row if isinstance(row, BreakerState) else BreakerState(provider, part)
+        """The newest committed row: a token never carries the generation of a projection (fleet.md section 2)."""
+        known = self._view.committed((BreakerState.KIND, provider, part))
+        return known.row if known and isinstance(known.row, BreakerState) else BreakerState(provider, part)
 
 
 def _permit_id(request_id: str, target: Target) -> str:

@@ -22,7 +22,7 @@ from policy_service.application.report_outcome import ReportOutcome
 from policy_service.application.report_plan import scope_of
 from policy_service.application.report_result import ReportResult, decode, encode, fold_report
 from policy_service.application.select_target import SelectTarget
-from policy_service.application.upkeep import upkeep_unit
+from policy_service.application.upkeep_plan import upkeep_unit
 from policy_service.application.view import View
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.policy import Policy
@@ -175,7 +175,7 @@ class Replica:
 
     async def upkeep(self) -> int:
         """Shrink what time has ended; the number of rows."""
-        unit = upkeep_unit(list(self.view.rows.values()), self.clock.now(), self.view.policy)
+        unit = upkeep_unit(self.view.rows, self.clock.now(), self.view.policy)
         if unit is None:
             return 0
         committed = await self.store.run(unit, timeout_ms=OPERATION_MS)

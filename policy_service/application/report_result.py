@@ -12,6 +12,7 @@ from policy_service.application.events import OutcomeEvent
 from policy_service.application.messages import Effect
 from policy_service.application.report_plan import FoldResult, fold
 from policy_service.domain.facts import Fact
+from policy_service.domain.ids import Instant
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import StateBook
 
@@ -48,9 +49,16 @@ class ReportResult:
     facts: tuple[Fact, ...] = ()
 
 
-def fold_report(book: StateBook, event: OutcomeEvent, policy: Policy) -> ReportResult:
-    """Fold one event and keep what its reporter is told."""
-    return _result(event, fold(book, event, policy))
+def fold_report(
+    book: StateBook, event: OutcomeEvent, policy: Policy, now: Instant | None = None, replicas: int | None = None
+) -> ReportResult:
+    """Fold one event and keep what its reporter is told.
+
+    Args:
+        now: time of the transaction; None: the event's own (a projection).
+        replicas: replicas alive, for the evidence quorum; None: unknown.
+    """
+    return _result(event, fold(book, event, policy, now=now, replicas=replicas))
 
 
 def _result(event: OutcomeEvent, folded: FoldResult) -> ReportResult:

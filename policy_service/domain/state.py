@@ -73,9 +73,7 @@ class StateBook:
 
     def rows(self, kind: type[R]) -> Iterator[R]:
         """All rows of a kind, changes first; order is not defined."""
-        for key, row in self.changes.items():
-            if isinstance(row, kind):
-                yield row
+        yield from (row for row in self.changes.values() if isinstance(row, kind))
         for key, row in self._base.items():
             if isinstance(row, kind) and key not in self.changes:
                 yield row

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 
 from policy_service.application.errors import InvalidRequestError, OverloadedError, UnknownStrategyError
+from policy_service.application.events import OutcomeEvent
 from policy_service.application.messages import Dispatch, Reject, SelectRequest, Wait
 from policy_service.application.replica import Replica
+from policy_service.application.report_result import ReportResult, fold_report
 from policy_service.domain.catalogue import Catalogue
+from policy_service.domain.policy import Policy
+from policy_service.domain.state import StateBook
 from policy_service.settings.catalogue_file import builtin_catalogue
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import (
@@ -335,10 +339,10 @@ async def test_a_report_that_cannot_be_folded_is_set_aside_and_the_rest_goes_on(
 ) -> None:
     from policy_service.application import replica as module
 
-    def poisoned(book: object, event: object, policy: object) -> object:
-        if event.event_id == "report/poison" and database.version:  # type: ignore[attr-defined]
+    def poisoned(book: StateBook, event: OutcomeEvent, policy: Policy, now: int, replicas: int | None) -> ReportResult:
+        if event.event_id == "report/poison" and database.version:
             raise RuntimeError("cannot be folded")
-        return module.fold_report(book, event, policy)  # type: ignore[arg-type]
+        return fold_report(book, event, policy, now, replicas)
 
     monkeypatch.setattr(module, "FOLDING", replace(module.FOLDING, fold=poisoned))
     async with running(fleet_member(database, "r1", moments)) as replica:

@@ -1,0 +1,155 @@
+"""Condition of the fleet as one replica sees it, and its recorded transitions
+(spec/operator_surface.md section 2, spec/README.md, Facts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policy_service.application.admin import store_lost
+from policy_service.application.admin_listings import BreakerView, Counts, Listings
+from policy_service.application.errors import NotFoundError
+from policy_service.application.freshness import Freshness
+from policy_service.application.ports import Clock, FactPage, Store, StoreUnavailableError
+from policy_service.application.view import View
+from policy_service.domain.connection_state import TERMINAL_STATES
+from policy_service.domain.facts import Fact
+from policy_service.domain.ids import DurationMs
+
+PING_MS: DurationMs = 500
+"""Longest wait for the database when it is asked for its condition."""
+PAGE = 1_000
+EXPLAINED = 10_000
+"""Most facts of one decision that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Condition; `status` is `ok`, `degraded` or `unavailable`."""
+
+    status: str
+    replica: str
+    is_database_reachable: bool
+    database_latency_ms: DurationMs | None
+    policy_revision: int
+    view_age_ms: DurationMs
+    breakers: tuple[BreakerView, ...]
+    counts: Counts
+    spooled_events: int
+
+
+class HealthAdmin:
+    """Tells the condition of the service.
+
+    Args:
+        spooled: number of reports that wait in the spool for the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        view: View,
+        clock: Clock,
+        listings: Listings,
+        freshness: Freshness,
+        replica: str,
+        spooled: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._clock = clock
+        self._listings = listings
+        self._freshness = freshness
+        self._replica = replica
+        self._spooled = spooled
+
+    async def health(self) -> Health:
+        """The condition now; asks the database once and never fails."""
+        latency = await self._ping()
+        age, reasons = self._freshness.stamp(self._clock.now())
+        is_well = latency is not None and not reasons
+        return Health(
+            status="unavailable" if not self._view.is_loaded else "ok" if is_well else "degraded",
+            replica=self._replica,
+            is_database_reachable=latency is not None,
+            database_latency_ms=latency,
+            policy_revision=self._view.policy.revision,
+            view_age_ms=age,
+            breakers=tuple(each for each in self._listings.breakers() if each.state != "CLOSED" or each.control),
+            counts=self._listings.counts(),
+            spooled_events=self._spooled(),
+        )
+
+    async def _ping(self) -> DurationMs | None:
+        try:
+            sample = await self._store.read_clock(timeout_ms=PING_MS)
+        except StoreUnavailableError:
+            return None
+        return max(0, round(sample.received_ms - sample.sent_ms))
+
+
+class FactsAdmin:
+    """Reads recorded transitions."""
+
+    def __init__(self, store: Store, view: View) -> None:
+        self._store = store
+        self._view = view
+
+    async def list_facts(
+        self,
+        limit: int,
+        *,
+        provider: str = "",
+        connection: str = "",
+        decision_id: str = "",
+        mechanism: str = "",
+        before_id: int | None = None,
+    ) -> FactPage:
+        """Facts, newest first.
+
+        Raises:
+            StoreLostError: the store is away.
+        """
+        owner = self._view.policy.canonical(provider) if provider else ""
+        found: list[Fact] = []
+        while True:
+            wanted = limit - len(found) if not mechanism else PAGE
+            page = await self._page(wanted, owner, connection, decision_id, before_id)
+            for fact in page.facts:
+                if not mechanism or mechanism in (fact.mechanism, mechanism_of(fact)):
+                    found.append(fact)
+            before_id = page.before_id
+            if before_id is None or len(found) >= limit:
+                return FactPage(tuple(found), before_id)
+
+    async def explain(self, decision_id: str) -> tuple[Fact, ...]:
+        """The facts that a decision and its reports made, in their order.
+
+        Raises:
+            NotFoundError: there are none, or none any more.
+            StoreLostError: the store is away.
+        """
+        found = await self.list_facts(EXPLAINED, decision_id=decision_id)
+        if not found.facts:
+            raise NotFoundError("no fact names this decision: it changed nothing, or its facts are gone")
+        return tuple(reversed(found.facts))
+
+    async def _page(
+        self, limit: int, provider: str, connection: str, decision_id: str, before_id: int | None
+    ) -> FactPage:
+        try:
+            return await self._store.fact_page(
+                limit=limit, provider=provider, connection=connection, decision_id=decision_id, before_id=before_id
+            )
+        except StoreUnavailableError as error:
+            raise store_lost() from error
+
+
+_MECHANISMS = {"connection": "connection_cooldown", "model_lock": "model_lockout"}
+
+
+def mechanism_of(fact: Fact) -> str:
+    """Name of the mechanism in the contract."""
+    if fact.mechanism == "connection" and not TERMINAL_STATES.isdisjoint((fact.from_state, fact.to_state)):
+        return "terminal_state"
+    return _MECHANISMS.get(fact.mechanism, fact.mechanism)
