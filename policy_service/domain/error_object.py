@@ -90,7 +90,17 @@ def _as_node(value: object, depth: int = 0) -> Node | None:
     return None
 
 
+def choice_error(node: Node) -> Node | None:
+    """Error that the first choice of a chat completion carries instead of a message; None without one."""
+    choices = node.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    error = first.get("error") if isinstance(first, dict) else None
+    return error if isinstance(error, dict) and error else None
+
+
 def _inner(node: Node) -> Node | None:
+    if (error := choice_error(node)) is not None:
+        return error
     found = (_as_node(value) for key in _INNER_KEYS if (value := member(node, key)))
     return next((inner for inner in found if inner is not None), None)
 

@@ -22,7 +22,7 @@ from policy_service.domain.error_kinds import (
     UNKNOWN_KIND_STATUS,
     NetworkFailure,
 )
-from policy_service.domain.error_object import ErrorObject, Node, describe, error_nodes, member, read_json
+from policy_service.domain.error_object import ErrorObject, Node, choice_error, describe, error_nodes, member, read_json
 from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
 
@@ -147,7 +147,8 @@ def status_of_kind(error: ErrorObject) -> int:
     """Status of an error inside a 200: the number it names, else that of its type or code, else 500."""
     if error.status is not None and error.status >= 400:
         return error.status
-    known = (STATUS_OF_KIND.get(word.lower()) for word in (error.type, error.code))
+    words = (error.type, error.code, error.code.partition(".")[0])
+    known = (STATUS_OF_KIND.get(word.lower()) for word in words)
     return next((status for status in known if status is not None), UNKNOWN_KIND_STATUS)
 
 
@@ -200,7 +201,7 @@ def _inflated(head: bytes) -> bytes:
         return head
 
 
-_ERROR_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"')
+_ERROR_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"', '"code"')
 
 
 def _may_be_error(text: str) -> bool:
@@ -212,6 +213,11 @@ def _is_stream(text: str, headers: Mapping[str, str]) -> bool:
     return text.lstrip("\ufeff\r\n ").startswith(_STREAM_STARTS) or "event-stream" in headers.get("content-type", "")
 
 
+_BARE_MESSAGES = frozenset({"message", "msg", "error_msg"})
+_RESULTS = frozenset({"choices", "output", "candidates", "content", "data", "result", "results", "embeddings", "id"})
+_SUCCESS_CODES = frozenset({"0", "200", "ok", "success", "succeeded"})
+
+
 def carries_error(body: object | None) -> bool:
     """True where a JSON body (of a 2xx answer or a stream event) is an error."""
     root = next((item for item in body[:4] if isinstance(item, dict)), None) if isinstance(body, list) else body
@@ -219,7 +225,19 @@ def carries_error(body: object | None) -> bool:
         return False
     if isinstance(member(root, "error"), (dict, str)) and member(root, "error"):
         return True
-    return root.get("type") in ("error", "response.failed") or root.get("object") == "error" or _reports_failure(root)
+    if root.get("type") in ("error", "response.failed") or root.get("object") == "error":
+        return True
+    return choice_error(root) is not None or _reports_failure(root) or _is_bare_failure(root)
+
+
+def _is_bare_failure(root: Node) -> bool:
+    """A root that is nothing but a code and a message: no result stands beside them, and the code is no success."""
+    if not _BARE_MESSAGES.intersection(root) or _RESULTS.intersection(root):
+        return False
+    code = root.get("error_code", root.get("code"))
+    if isinstance(code, str):
+        return bool(code) and code.lower() not in _SUCCESS_CODES
+    return isinstance(code, int) and not isinstance(code, bool) and code not in (0, 200)
 
 
 def _reports_failure(root: Node) -> bool:
