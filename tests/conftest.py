@@ -88,3 +88,12 @@ def embedded_url(server_url: URL, template: str) -> Iterator[str]:
     database = _create(server_url, template)
     yield database.render_as_string(hide_password=False)
     _drop(database, server_url)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The full run allows no skip: POLICY_TEST_NO_SKIP turns one into a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if reporter and skipped and os.environ.get("POLICY_TEST_NO_SKIP") and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(skipped)} test(s) were skipped, the full run allows none", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -24,7 +24,8 @@ _KINDS_OF = {
     413: "request_too_large payload_too_large",
     429: "rate_limit_error rate_limit_exceeded rate_limited rate_limit_reached_error ratelimiterror tokens requests "
     "resource_exhausted insufficient_quota usage_limit_reached quota_exceeded too_many_requests toomanyrequests "
-    "throttlingexception throttling throttled servicequotaexceededexception limitexceededexception usage_not_included slow_down",
+    "throttlingexception throttling throttled servicequotaexceededexception limitexceededexception "
+    "usage_not_included slow_down",
     499: "cancelled",
     500: "api_error server_error internal_error internal_server_error internal internalservererror unknown "
     "internalserverexception internalfailure modelerrorexception modelstreamerrorexception",
