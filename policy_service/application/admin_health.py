@@ -18,7 +18,6 @@ from policy_service.domain.ids import DurationMs
 
 PING_MS: DurationMs = 500
 """Longest wait for the database when it is asked for its condition."""
-PAGE = 1_000
 EXPLAINED = 10_000
 """Most facts of one decision that are read."""
 
@@ -107,20 +106,23 @@ class FactsAdmin:
     ) -> FactPage:
         """Facts, newest first.
 
+        Args:
+            mechanism: as facts have it, or its name in the contract.
+
         Raises:
             StoreLostError: the store is away.
         """
-        owner = self._view.policy.canonical(provider) if provider else ""
-        found: list[Fact] = []
-        while True:
-            wanted = limit - len(found) if not mechanism else PAGE
-            page = await self._page(wanted, owner, connection, decision_id, before_id)
-            for fact in page.facts:
-                if not mechanism or mechanism in (fact.mechanism, mechanism_of(fact)):
-                    found.append(fact)
-            before_id = page.before_id
-            if before_id is None or len(found) >= limit:
-                return FactPage(tuple(found), before_id)
+        try:
+            return await self._store.fact_page(
+                limit=limit,
+                provider=self._view.policy.canonical(provider) if provider else "",
+                connection=connection,
+                decision_id=decision_id,
+                mechanism=_RECORDED_AS.get(mechanism, mechanism),
+                before_id=before_id,
+            )
+        except StoreUnavailableError as error:
+            raise store_lost() from error
 
     async def explain(self, decision_id: str) -> tuple[Fact, ...]:
         """The facts that a decision and its reports made, in their order.
@@ -134,17 +136,9 @@ class FactsAdmin:
             raise NotFoundError("no fact names this decision: it changed nothing, or its facts are gone")
         return tuple(reversed(found.facts))
 
-    async def _page(
-        self, limit: int, provider: str, connection: str, decision_id: str, before_id: int | None
-    ) -> FactPage:
-        try:
-            return await self._store.fact_page(
-                limit=limit, provider=provider, connection=connection, decision_id=decision_id, before_id=before_id
-            )
-        except StoreUnavailableError as error:
-            raise store_lost() from error
 
-
+_RECORDED_AS = {"connection_cooldown": "connection", "terminal_state": "connection", "model_lockout": "model_lock"}
+"""Text in facts of a mechanism of the contract, where they differ; the first two share one row."""
 _MECHANISMS = {"connection": "connection_cooldown", "model_lock": "model_lockout"}
 
 

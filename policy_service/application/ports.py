@@ -34,6 +34,14 @@ class SchemaMismatchError(Exception):
         self.found, self.expected, self.remedy = found, expected, remedy
 
 
+class RevisionMismatchError(Exception):
+    """A conditional import met another catalogue revision than the one it was made for; nothing was stored."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"the catalogue is at revision {found}")
+        self.found = found
+
+
 class Versioned(NamedTuple):
     """A committed row with its fleet-wide version; a default row is a tombstone and still has its version."""
 
@@ -122,6 +130,10 @@ class CatalogueRevision:
     created_at: Instant
 
 
+RevisionFact = Callable[[int, CatalogueRevision], Fact]
+"""(revision before, revision added) to the fact that is recorded with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class FactPage:
     """Facts, newest first; `before_id` continues with older ones, None where these were the last."""
@@ -167,13 +179,26 @@ class Store(Protocol):
         """Stored answer of a report, or None."""
         ...
 
-    async def catalogue(self, *, timeout_ms: DurationMs) -> CatalogueRevision | None:
-        """The newest catalogue revision, or None where none was imported."""
+    async def catalogue(self, *, timeout_ms: DurationMs, revision: int | None = None) -> CatalogueRevision | None:
+        """The newest catalogue revision, or the one named; None where there is none."""
         ...
 
-    async def import_catalogue(self, document: str, sha256: str, *, force: bool, actor: str) -> CatalogueRevision:
-        """Store a new revision. Unless `force`, a document whose hash was imported before changes nothing and
-        the current revision is returned (spec/fleet.md section 7)."""
+    async def import_catalogue(
+        self,
+        document: str,
+        sha256: str,
+        *,
+        force: bool,
+        actor: str,
+        if_revision: int | None = None,
+        fact: RevisionFact | None = None,
+    ) -> CatalogueRevision:
+        """Store a new revision, and `fact` in the same transaction. Unless `force`, a document whose hash was imported
+        before changes nothing and the current revision is returned (spec/fleet.md section 7).
+
+        Raises:
+            RevisionMismatchError: the newest revision is not `if_revision` (0: none was imported).
+        """
         ...
 
     async def secrets(self) -> Mapping[int, bytes]:
@@ -187,6 +212,7 @@ class Store(Protocol):
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> Sequence[Fact]:
         """Recorded facts, newest first; `before_id` as given by `fact_page`."""
@@ -199,6 +225,7 @@ class Store(Protocol):
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> FactPage:
         """Recorded facts, newest first, with the place where the next page begins."""

@@ -18,6 +18,8 @@ from policy_service.application.ports import (
     Committed,
     FactPage,
     Feed,
+    RevisionFact,
+    RevisionMismatchError,
     StoreUnavailableError,
     Unit,
     Versioned,
@@ -175,17 +177,31 @@ class MemoryStore:
         answer = self._call().answers.get(event_id)
         return None if answer is None else answer.body
 
-    async def catalogue(self, *, timeout_ms: DurationMs) -> CatalogueRevision | None:
+    async def catalogue(self, *, timeout_ms: DurationMs, revision: int | None = None) -> CatalogueRevision | None:
         revisions = self._call().revisions
-        return revisions[-1] if revisions else None
+        found = [each for each in revisions if revision in (None, each.revision)]
+        return found[-1] if found else None
 
-    async def import_catalogue(self, document: str, sha256: str, *, force: bool, actor: str) -> CatalogueRevision:
+    async def import_catalogue(
+        self,
+        document: str,
+        sha256: str,
+        *,
+        force: bool,
+        actor: str,
+        if_revision: int | None = None,
+        fact: RevisionFact | None = None,
+    ) -> CatalogueRevision:
         database = self._call()
+        newest = len(database.revisions)
+        if if_revision not in (None, newest):
+            raise RevisionMismatchError(newest)
         if sha256 in database.imported and database.revisions and not force:
             return database.revisions[-1]
-        revision = CatalogueRevision(len(database.revisions) + 1, document, sha256, database.clock())
+        revision = CatalogueRevision(newest + 1, document, sha256, database.clock())
         database.imported.add(sha256)
         database.revisions.append(revision)
+        database.record([fact(newest, revision)] if fact else [])
         database.announce()
         return revision
 
@@ -201,10 +217,16 @@ class MemoryStore:
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> Sequence[Fact]:
         page = await self.fact_page(
-            limit=limit, provider=provider, connection=connection, decision_id=decision_id, before_id=before_id
+            limit=limit,
+            provider=provider,
+            connection=connection,
+            decision_id=decision_id,
+            mechanism=mechanism,
+            before_id=before_id,
         )
         return page.facts
 
@@ -215,11 +237,13 @@ class MemoryStore:
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> FactPage:
         database = self._call()
         numbers = database.fact_numbers
-        wanted = {"provider": provider, "connection": connection, "decision_id": decision_id}
+        named = (provider, connection, decision_id, mechanism)
+        wanted = dict(zip(("provider", "connection", "decision_id", "mechanism"), named, strict=True))
         found = [
             fact
             for fact in reversed(database.facts.values())

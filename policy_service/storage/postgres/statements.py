@@ -44,6 +44,8 @@ LOCK_FLEET = "SELECT epoch FROM fleet FOR UPDATE"
 NEWEST_CATALOGUE = (
     "SELECT revision, document, sha256, created_at FROM catalogue_revision ORDER BY revision DESC LIMIT 1"
 )
+CATALOGUE = "SELECT revision, document, sha256, created_at FROM catalogue_revision WHERE revision = $1"
+"""$1 revision."""
 WAS_IMPORTED = "SELECT 1 FROM catalogue_import WHERE sha256 = $1"
 ADD_CATALOGUE = f"""
 WITH seen AS (INSERT INTO catalogue_import (sha256, imported_at) VALUES ($2, {NOW_MS}) ON CONFLICT DO NOTHING),
@@ -59,7 +61,7 @@ ADD_SECRET = f"""
 INSERT INTO fleet_secret (key_version, secret, created_at) VALUES ($1, $2, {NOW_MS}) ON CONFLICT DO NOTHING"""
 """$1 key version, $2 secret."""
 
-FACT_FILTERS = ("provider", "connection", "decision_id")
+FACT_FILTERS = ("provider", "connection", "decision_id", "mechanism")
 
 
 def facts(columns: tuple[str, ...], *, is_continued: bool) -> str:

@@ -7,7 +7,7 @@ import json
 import secrets as secret_source
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import URL
 
@@ -17,6 +17,8 @@ from policy_service.application.ports import (
     Committed,
     FactPage,
     Feed,
+    RevisionFact,
+    RevisionMismatchError,
     StoreUnavailableError,
     Unit,
 )
@@ -27,7 +29,7 @@ from policy_service.storage.postgres import feed, identity, pruning, schema, sta
 from policy_service.storage.postgres.errors import Remedy, remedy_of
 from policy_service.storage.postgres.listener import Listener
 from policy_service.storage.postgres.session import Session, Sessions, StoreOptions
-from policy_service.storage.postgres.unit_of_work import Guards, commit_unit
+from policy_service.storage.postgres.unit_of_work import Guards, commit_unit, record_facts
 from policy_service.storage.retention import Retention
 from policy_service.storage.sightings import prune_sightings
 
@@ -131,13 +133,25 @@ class PostgresStore:
         rows = await self._query(statements.KNOWN_ANSWER, clean_text(event_id), timeout_ms=timeout_ms)
         return bytes(rows[0][0]) if rows else None
 
-    async def catalogue(self, *, timeout_ms: DurationMs) -> CatalogueRevision | None:
-        rows = await self._query(statements.NEWEST_CATALOGUE, timeout_ms=timeout_ms)
+    async def catalogue(self, *, timeout_ms: DurationMs, revision: int | None = None) -> CatalogueRevision | None:
+        wanted = (statements.NEWEST_CATALOGUE,) if revision is None else (statements.CATALOGUE, revision)
+        rows = await self._query(*wanted, timeout_ms=timeout_ms)
         return CatalogueRevision(*rows[0]) if rows else None
 
-    async def import_catalogue(self, document: str, sha256: str, *, force: bool, actor: str) -> CatalogueRevision:
+    async def import_catalogue(
+        self,
+        document: str,
+        sha256: str,
+        *,
+        force: bool,
+        actor: str,
+        if_revision: int | None = None,
+        fact: RevisionFact | None = None,
+    ) -> CatalogueRevision:
+        wanted = _Import((document, sha256, clean_text(actor)), force, if_revision, fact)
+
         async def work(session: Session) -> CatalogueRevision:
-            return await _import(session, (document, sha256, clean_text(actor)), force=force)
+            return await _import(session, wanted)
 
         return await self._with_session(work, ADMIN_TIMEOUT_MS)
 
@@ -155,10 +169,16 @@ class PostgresStore:
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> Sequence[Fact]:
         page = await self.fact_page(
-            limit=limit, provider=provider, connection=connection, decision_id=decision_id, before_id=before_id
+            limit=limit,
+            provider=provider,
+            connection=connection,
+            decision_id=decision_id,
+            mechanism=mechanism,
+            before_id=before_id,
         )
         return page.facts
 
@@ -169,9 +189,10 @@ class PostgresStore:
         provider: str = "",
         connection: str = "",
         decision_id: str = "",
+        mechanism: str = "",
         before_id: int | None = None,
     ) -> FactPage:
-        wanted = dict(zip(statements.FACT_FILTERS, (provider, connection, decision_id), strict=True))
+        wanted = dict(zip(statements.FACT_FILTERS, (provider, connection, decision_id, mechanism), strict=True))
         filters = {column: clean_text(value) for column, value in wanted.items() if value}
         statement = statements.facts(tuple(filters), is_continued=before_id is not None)
         place = () if before_id is None else (before_id,)
@@ -216,13 +237,28 @@ async def _sample_clock(session: Session) -> ClockSample:
         return ClockSample(instant, sent / 1e6, time.monotonic_ns() / 1e6)
 
 
-async def _import(session: Session, values: tuple[str, str, str], *, force: bool) -> CatalogueRevision:
+class _Import(NamedTuple):
+    """One import: document, hash and actor, and under which conditions."""
+
+    values: tuple[str, str, str]
+    force: bool
+    if_revision: int | None
+    fact: RevisionFact | None
+
+
+async def _import(session: Session, wanted: _Import) -> CatalogueRevision:
     """One revision; importers wait for each other on the fleet row, so that revisions have no twins."""
     async with session.transaction() as connection:
         await session.execute(connection, statements.LOCK_FLEET)
-        was_imported = await session.execute(connection, statements.WAS_IMPORTED, values[1])
+        was_imported = await session.execute(connection, statements.WAS_IMPORTED, wanted.values[1])
         newest = await session.execute(connection, statements.NEWEST_CATALOGUE)
-        if was_imported and newest and not force:
+        before: int = newest[0][0] if newest else 0
+        if wanted.if_revision not in (None, before):
+            raise RevisionMismatchError(before)
+        if was_imported and newest and not wanted.force:
             return CatalogueRevision(*newest[0])
-        (added,) = await session.execute(connection, statements.ADD_CATALOGUE, *values)
-        return CatalogueRevision(*added[:4])
+        (added,) = await session.execute(connection, statements.ADD_CATALOGUE, *wanted.values)
+        revision = CatalogueRevision(*added[:4])
+        if wanted.fact is not None:
+            await record_facts(session, connection, (wanted.fact(before, revision),))
+        return revision

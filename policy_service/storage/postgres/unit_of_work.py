@@ -182,6 +182,11 @@ async def commit_unit(session: Session, guards: Guards, unit: Unit[T]) -> Commit
     return Committed(result.value, read.now, rows, written.facts)
 
 
+async def record_facts(session: Session, connection: AsyncConnection, facts: tuple[Fact, ...]) -> None:
+    """Append facts of a transition that is kept elsewhere than in the rows of state."""
+    await _write(session, connection, WriteSet(0, 0, (), facts, {}, None))
+
+
 async def _write(session: Session, connection: AsyncConnection, written: WriteSet) -> None:
     (outcome,) = await session.execute(connection, written.statement(), written.document())
     if outcome[0] < len(written.answers):
