@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from policy_service.settings.catalogue_file import LoadedCatalogue
     from policy_service.settings.load import LoadedConfig
 
+RULES_FILE = "signals-and-rules.md"
+"""Written beside the configuration reference."""
+
 
 def check(flags: ProcessFlags, *, as_json: bool, strict: bool) -> int:
     """Check process configuration and catalogue; problems of both are listed together."""
@@ -153,20 +156,29 @@ def schema(*, catalogue: bool) -> str:
 
 
 def docs(out: Path, *, check_only: bool) -> int:
-    """Write the reference, or compare the file with what would be written."""
-    from policy_service.settings.reference import render
-
-    text = render(exit_codes.MEANINGS)
+    """Write the references, or compare the files with what would be written. `-` prints the configuration's."""
+    texts = _references(out)
     if str(out) == "-":
-        say(text.rstrip("\n"))
+        say(texts[out].rstrip("\n"))
         return exit_codes.OK
     if check_only:
-        current = out.read_text(encoding="utf-8") if out.exists() else ""
-        if current == text:
-            return exit_codes.OK
-        note(f"{out} is out of date; run `policy-service config docs`")
-        return exit_codes.FAILED
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    say(f"wrote {out}")
+        return _compare(texts)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        say(f"wrote {path}")
     return exit_codes.OK
+
+
+def _references(out: Path) -> dict[Path, str]:
+    """What belongs into `out`, and into the reference of signals and rules beside it."""
+    from policy_service.settings import reference, reference_rules
+
+    return {out: reference.render(exit_codes.MEANINGS), out.with_name(RULES_FILE): reference_rules.render()}
+
+
+def _compare(texts: Mapping[Path, str]) -> int:
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        note(f"{path} is out of date; run `policy-service config docs`")
+    return exit_codes.FAILED if stale else exit_codes.OK

@@ -81,7 +81,7 @@ def lint_provider(provider: Provider, operator_rules: Sequence[OperatorRule] = (
     found: list[Finding] = []
     for index, rule in enumerate(provider.error_rules):
         codes = (code for code, applies in _catalogue_checks(provider, index, rule, operator_rules) if applies)
-        found += (Finding(code, provider.id, rule.id, _REMEDIES[code]) for code in codes)
+        found += (Finding(code, provider.id, rule.id, REMEDIES[code]) for code in codes)
     for restatement in provider.restatement:
         found += _lint_markers(provider, restatement)
     return found
@@ -89,13 +89,13 @@ def lint_provider(provider: Provider, operator_rules: Sequence[OperatorRule] = (
 
 def _lint_operator_rules(directory: ProviderDirectory, listed: Sequence[OperatorRule]) -> Iterator[Finding]:
     if len(listed) > rules.OPERATOR_RULE_LIMIT:
-        yield Finding("too_many_rules", "", "", _REMEDIES["too_many_rules"])
+        yield Finding("too_many_rules", "", "", REMEDIES["too_many_rules"])
         return
     for index, rule in enumerate(listed):
         name = rule.id or rules.operator_rule_id(index + 1)
         for code, applies in _operator_checks(directory, listed, index, rule):
             if applies:
-                yield Finding(code, rule.provider, name, _REMEDIES[code])
+                yield Finding(code, rule.provider, name, REMEDIES[code])
 
 
 def _operator_checks(
@@ -176,7 +176,7 @@ def _always_contains(rule: ErrorRule, text: str) -> bool:
 
 def _lint_markers(provider: Provider, rule: RestatementRule) -> list[Finding]:
     generic = any(is_generic_marker(marker.lower()) for marker in rule.text_markers)
-    return [Finding("generic_marker", provider.id, rule.id, _REMEDIES["generic_marker"])] if generic else []
+    return [Finding("generic_marker", provider.id, rule.id, REMEDIES["generic_marker"])] if generic else []
 
 
 def is_generic_marker(marker: str) -> bool:
@@ -207,7 +207,7 @@ def _deciding(listed: Sequence[OperatorRule], outcome: Outcome, directory: Provi
     return None
 
 
-_REMEDIES: Final[Mapping[str, str]] = {
+REMEDIES: Final[Mapping[str, str]] = {
     "too_many_rules": f"keep at most {rules.OPERATOR_RULE_LIMIT} operator rules; merge rules that share a text",
     "empty_match": "give a text that the answer contains; an empty match would take every answer",
     "bad_status": "use an HTTP status from 100 to 599",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,7 @@ from policy_service.domain.settings import ENV_ALIASES, REGISTRY, SettingSpec
 from policy_service.settings import catalogue_models
 from policy_service.settings.fields import FieldRow, server_fields
 from policy_service.settings.provider_data import ProviderEntry
+from policy_service.settings.tables import code, table
 from policy_service.settings.values import allowed
 
 _ENTRIES: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -65,7 +66,7 @@ def render(exit_codes: Mapping[int, str]) -> str:
     """The whole reference as Markdown; `exit_codes` are the command line's."""
     blocks = [_INTRODUCTION, _PROCESS, *_process_tables(), _POLICY, *_policy_tables(), _aliases()]
     blocks += [_CATALOGUE, *_catalogue_tables(), _EXIT]
-    blocks.append(_table(("code", "meaning"), ((str(code), text) for code, text in exit_codes.items())))
+    blocks.append(table(("code", "meaning"), ((str(number), text) for number, text in exit_codes.items())))
     return "\n".join(blocks)
 
 
@@ -73,12 +74,12 @@ def _process_tables() -> Iterator[str]:
     head = ("name", "environment", "flag", "default", "allowed", "meaning")
     for block, rows in groupby(server_fields().values(), key=lambda row: row.name.rpartition(".")[0]):
         yield f"### {block or 'Top level'}\n"
-        yield _table(head, map(_process_row, rows))
+        yield table(head, map(_process_row, rows))
 
 
 def _process_row(row: FieldRow) -> tuple[str, ...]:
     limits = " ".join(filter(None, (row.allowed or row.kind, row.unit)))
-    return (_code(row.name), _code(row.environment), _code(row.flag), _default(row.default), limits, row.doc)
+    return (code(row.name), code(row.environment), code(row.flag), _default(row.default), limits, row.doc)
 
 
 def _policy_tables() -> Iterator[str]:
@@ -86,18 +87,18 @@ def _policy_tables() -> Iterator[str]:
     specs = sorted(REGISTRY.values(), key=lambda spec: spec.name.partition(".")[0])
     for block, rows in groupby(specs, key=lambda spec: spec.name.partition(".")[0]):
         yield f"### {block}\n"
-        yield _table(head, map(_policy_row, rows))
+        yield table(head, map(_policy_row, rows))
 
 
 def _policy_row(spec: SettingSpec) -> tuple[str, ...]:
     limits = " ".join(filter(None, (allowed(spec), spec.unit)))
-    return (_code(spec.name), _default(spec.default), limits, _code(spec.rest), spec.doc, spec.spec)
+    return (code(spec.name), _default(spec.default), limits, code(spec.rest), spec.doc, spec.spec)
 
 
 def _aliases() -> str:
-    rows = ((_code(REGISTRY[name].environment), _code(alias)) for name, alias in ENV_ALIASES.items())
+    rows = ((code(REGISTRY[name].environment), code(alias)) for name, alias in ENV_ALIASES.items())
     text = "### Older names of variables\n\nThe canonical name wins where both are set.\n\n"
-    return text + _table(("variable", "also accepted"), rows)
+    return text + table(("variable", "also accepted"), rows)
 
 
 def _catalogue_tables() -> Iterator[str]:
@@ -106,7 +107,7 @@ def _catalogue_tables() -> Iterator[str]:
         doc = (model.__doc__ or "").strip()
         if doc:
             yield f"{doc}\n"
-        yield _table(("key", "type", "default", "meaning"), _model_rows(model))
+        yield table(("key", "type", "default", "meaning"), _model_rows(model))
 
 
 def _model_rows(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
@@ -114,7 +115,7 @@ def _model_rows(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
     required = set(schema.get("required", ()))
     for name, field in schema.get("properties", {}).items():
         default = "required" if name in required else _default(field.get("default"))
-        yield _code(name), _type(field), default, field.get("description", "")
+        yield code(name), _type(field), default, field.get("description", "")
 
 
 def _type(field: Mapping[str, Any]) -> str:
@@ -145,17 +146,3 @@ def _default(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return "see its table" if isinstance(value, Mapping) else str(value)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = tuple(head)
-    lines = [_line(head), _line("---" for _ in head), *map(_line, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

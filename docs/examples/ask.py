@@ -1,0 +1,131 @@
+"""A gateway on one page, for trying things out: ask for a target, report an outcome, see what the service makes of it.
+
+    python docs/examples/ask.py select openai/main/gpt-4o openai/spare/gpt-4o
+    python docs/examples/ask.py report openai/main/gpt-4o 429 --header retry-after=60
+
+A target is PROVIDER/CONNECTION/MODEL. The service is looked for where POLICY_LISTEN_TCP says, else at 127.0.0.1:50051.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, types_pb2
+
+
+def main() -> None:
+    """Run one command of the line."""
+    arguments = _parser().parse_args()
+    with grpc.insecure_channel(os.environ.get("POLICY_LISTEN_TCP", "127.0.0.1:50051")) as channel:
+        for line in arguments.run(policy_pb2_grpc.PolicyServiceStub(channel), arguments):
+            print(line)
+
+
+def select(stub: Any, given: argparse.Namespace) -> Iterator[str]:
+    """SelectTarget over inline candidates or a route, with the exclusions."""
+    request = policy_pb2.SelectTargetRequest(
+        route=given.route, caller_id=given.caller, session_key=given.session, allow_wait=not given.no_wait, explain=True
+    )
+    request.candidates.extend(types_pb2.Candidate(**_parts(text)) for text in given.targets)
+    for _ in range(given.times):
+        answer = stub.SelectTarget(request)
+        yield from _verdict(answer)
+    yield from (_exclusion(each) for each in answer.exclusions)
+
+
+def report(stub: Any, given: argparse.Namespace) -> Iterator[str]:
+    """ReportOutcome without a decision, once or several times; `{n}` in the target counts."""
+    for number in range(given.times):
+        request = policy_pb2.ReportOutcomeRequest(
+            report_id=uuid.uuid4().hex, elapsed_ms=5, final=True, body=given.body.encode(), **_end(given.outcome)
+        )
+        request.target.CopyFrom(types_pb2.Target(**_parts(given.target.replace("{n}", str(number)))))
+        for header in given.header:
+            name, _, value = header.partition("=")
+            request.headers.add(name=name, value=value)
+        request.details.egress_address = given.egress
+        answer = stub.ReportOutcome(request)
+        yield from (_effect(each) for each in answer.effects)
+    verdict = answer.verdict
+    yield f"verdict: {verdict.reason_text or 'success'}, blamed on {verdict.scope_text}, rule {verdict.rule or 'none'}"
+    if verdict.restated_status:
+        yield f"restated: status {verdict.restated_status} by {verdict.rule_id}"
+    yield f"next: {answer.action.kind_text}, durable: {str(answer.durable).lower()}"
+    yield from (f"ignored: {text}" for text in answer.ignored_texts)
+
+
+def _verdict(answer: Any) -> Iterator[str]:
+    kind = answer.WhichOneof("verdict")
+    if kind == "dispatch":
+        mark = " (probe)" if answer.dispatch.probe else " (panic)" if answer.dispatch.panic else ""
+        yield " then ".join(map(_name, [answer.dispatch.target, *answer.dispatch.fallbacks])) + mark
+    elif kind == "wait":
+        yield f"wait {_seconds(answer.wait.wait_ms)}: {answer.wait.reason_text}"
+    else:
+        again = f", retry after {_seconds(answer.reject.retry_after_ms)}" if answer.reject.retry_after_ms else ""
+        yield f"reject {answer.reject.http_status} {answer.reject.code}{again}"
+
+
+def _exclusion(out: Any) -> str:
+    rest = f" for {_seconds(out.remaining_ms)}" if out.HasField("remaining_ms") else ""
+    return f"out: {_name(out.target)}: {out.reason_text}{rest}"
+
+
+def _effect(effect: Any) -> str:
+    end = ""
+    if effect.until_at_unix_ms:
+        end = f" for {_seconds(effect.until_at_unix_ms - time.time() * 1000)}"
+    return f"effect: {effect.mechanism_text} {effect.key}: {effect.from_state} -> {effect.to_state}{end}"
+
+
+def _seconds(ms: float) -> str:
+    return f"{round(ms / 1000)} s"
+
+
+def _name(target: Any) -> str:
+    return "/".join(filter(None, (target.provider, target.connection, target.model)))
+
+
+def _parts(text: str) -> dict[str, str]:
+    provider, connection, model = [*text.split("/", 2), "", ""][:3]
+    return {"provider": provider, "connection": connection, "model": model}
+
+
+def _end(outcome: str) -> dict[str, Any]:
+    if outcome.isdigit():
+        return {"http_status": int(outcome)}
+    return {"network_error": policy_pb2.NetworkErrorKind.Value(f"NETWORK_ERROR_KIND_{outcome.upper()}")}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Ask a running policy service, or report an outcome.")
+    commands = parser.add_subparsers(required=True)
+    asks = commands.add_parser("select", help="Where may a request go now?")
+    asks.add_argument("targets", nargs="*")
+    for name in ("route", "caller", "session"):
+        asks.add_argument(f"--{name}", default="")
+    asks.add_argument("--no-wait", action="store_true")
+    asks.add_argument("--times", type=int, default=1)
+    asks.set_defaults(run=select)
+    tells = commands.add_parser(
+        "report", help="This is what came back: an HTTP status, or a network error such as dns."
+    )
+    tells.add_argument("target")
+    tells.add_argument("outcome")
+    tells.add_argument("--times", type=int, default=1)
+    tells.add_argument("--header", action="append", default=[])
+    tells.add_argument("--body", default="")
+    tells.add_argument("--egress", default="")
+    tells.set_defaults(run=report)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
