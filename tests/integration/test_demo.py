@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,14 @@ pytestmark = pytest.mark.xdist_group("demo")
 
 def environment(tmp: Path) -> dict[str, str]:
     """Temporary files of the demo go below `tmp`, so that a test sees what is left of them."""
-    tmp.chmod(0o755)
     return {**os.environ, JSON_VARIABLE: "1", "TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.CompletedProcess[str], Path]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """One run, for all claims about it."""
-    tmp = open_directory(tmp_path_factory)
-    yield subprocess.run(COMMAND, env=environment(tmp), capture_output=True, text=True, timeout=LIMIT_S), tmp
-
-
-def open_directory(factory: pytest.TempPathFactory) -> Path:
-    """A directory that another account may reach: Postgres does not run as root."""
-    place = factory.mktemp("demo")
-    for each in (place, place.parent):
-        each.chmod(0o755)
-    return place
+    tmp = tmp_path_factory.mktemp("demo")
+    return subprocess.run(COMMAND, env=environment(tmp), capture_output=True, text=True, timeout=LIMIT_S), tmp
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +97,7 @@ def test_nothing_is_left_after_a_run(
 def test_an_interrupted_demo_stops_everything_it_started(
     tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
 ) -> None:
-    tmp = open_directory(tmp_path_factory)
+    tmp = tmp_path_factory.mktemp("demo")
     with subprocess.Popen(COMMAND, env=environment(tmp), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert "client failures" in running.stdout.readline(), "traffic flows"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from policy_service.cli.demo.client import Reported, Selected, Target
 from policy_service.cli.demo.http_call import HttpResult
@@ -14,6 +14,8 @@ from policy_service.cli.demo.traffic import ClientRequest
 from policy_service.generated.policy.v1 import policy_pb2
 
 _KEPT: Final = 24
+_MERGED: Final = 6
+"""How far back entries of the same kind are looked for."""
 TERMINAL: Final = ("banned", "expired", "credits_exhausted", "deactivated")
 
 
@@ -46,6 +48,18 @@ class Decision:
     where: str
     why: str
     others: tuple[tuple[str, Block], ...]
+    times: int = 1
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Decisions of one kind are shown once, with their number."""
+        return (
+            self.route,
+            self.verdict,
+            self.where,
+            self.why,
+            tuple((name, block.reason) for name, block in self.others),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,15 @@ class Outcome:
     reason: str
     action: str
     effects: tuple[str, ...]
+    times: int = 1
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Outcomes of one kind are shown once, with their number."""
+        return self.connection, self.came_back, self.reason, self.action, self.effects
+
+
+Entry = TypeVar("Entry", Decision, Outcome)
 
 
 @dataclass(slots=True)
@@ -92,7 +115,7 @@ class Board:
         if kind == "dispatch":
             self._clear(answer)
         self.verdicts[kind] += 1
-        self.decisions.append(Decision(self._elapsed(), request.route, kind, *_said(answer), others))
+        _add(self.decisions, Decision(self._elapsed(), request.route, kind, *_said(answer), others))
 
     def reported(self, request: ClientRequest, target: Target, result: HttpResult, answer: Reported) -> None:
         """An outcome was judged."""
@@ -104,7 +127,7 @@ class Board:
             return
         restated = answer.verdict.restated_status if answer.verdict.HasField("restated_status") else 0
         self.restated += bool(restated)
-        self.outcomes.append(self._outcome(target, result, answer))
+        _add(self.outcomes, self._outcome(target, result, answer))
 
     # -- read by the display -------------------------------------------------------------------------
     def left_ms(self, until: int) -> int:
@@ -178,6 +201,16 @@ class Board:
         until, state = effect.until_at_unix_ms, effect.to_state.upper()
         trips = before.trips + (state == "OPEN")
         self.breakers[target.provider] = Breaker(state, until, self.left_ms(until), trips)
+
+
+def _add(entries: deque[Entry], new: Entry) -> None:
+    """Newest last; an entry of the same kind among the last few moves up instead of being repeated."""
+    for old in list(entries)[-_MERGED:]:
+        if old.kind == new.kind:
+            entries.remove(old)
+            new = replace(new, times=old.times + 1)
+            break
+    entries.append(new)
 
 
 def _block(exclusion: policy_pb2.Exclusion) -> Block:

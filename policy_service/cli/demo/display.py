@@ -169,18 +169,17 @@ def _cause(scene: Scene, connection: str, block: Block) -> str:
 
 
 def _decisions(scene: Scene, rows: int) -> RenderableType:
-    grid = _grid(6)
+    grid = _grid(7)
     for each in list(scene.board.decisions)[-rows:]:
         grid.add_row(*_decision(scene, each))
-    return Panel(
-        grid, title="[bold]decisions[/]  where to, why, and why not elsewhere", title_align="left", height=rows + 2
-    )
+    return _panel(grid, "decisions", "where to, why, and why not elsewhere", rows)
 
 
 def _decision(scene: Scene, each: Decision) -> tuple[Text, ...]:
     others = Text("; ".join(_not_there(scene, *other) for other in each.others), "dim")
     return (
         Text(f"{each.at_s:5.1f}", "dim"),
+        _times(each.times),
         Text(each.route, "cyan"),
         Text(each.verdict, _VERDICT_STYLE.get(each.verdict, "")),
         Text(each.where, "bold"),
@@ -195,15 +194,10 @@ def _not_there(scene: Scene, connection: str, block: Block) -> str:
 
 
 def _outcomes(scene: Scene, rows: int) -> RenderableType:
-    grid = _grid(5)
+    grid = _grid(6)
     for each in list(scene.board.outcomes)[-rows:]:
         grid.add_row(*_outcome(each))
-    return Panel(
-        grid,
-        title="[bold]outcomes[/]  what came back, what it meant, what was recorded",
-        title_align="left",
-        height=rows + 2,
-    )
+    return _panel(grid, "outcomes", "what came back, what it meant, what was recorded", rows)
 
 
 def _outcome(each: Outcome) -> tuple[Text, ...]:
@@ -212,11 +206,20 @@ def _outcome(each: Outcome) -> tuple[Text, ...]:
         came.append(f" → {each.restated}", "bold yellow")
     return (
         Text(f"{each.at_s:5.1f}", "dim"),
+        _times(each.times),
         Text(each.connection, "bold"),
         came,
         Text.assemble((words(each.reason), "magenta"), (f" → {words(each.action)}", "")),
         Text("; ".join(each.effects) or "known already, nothing to record", "dim"),
     )
+
+
+def _panel(grid: Table, title: str, meaning: str, rows: int) -> Panel:
+    return Panel(grid, title=f"[bold]{title}[/]  {meaning}", title_align="left", height=rows + 2)
+
+
+def _times(number: int) -> Text:
+    return Text(f"{number}×" if number > 1 else "", "cyan", justify="right")
 
 
 def _grid(columns: int) -> Table:

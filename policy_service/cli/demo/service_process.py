@@ -37,7 +37,6 @@ async def service(catalogue: Mapping[str, Any]) -> AsyncIterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="policy-demo-", ignore_cleanup_errors=True) as name:
         place = Path(name)
-        place.chmod(0o711)  # Postgres may run under another account, and must reach its own directory below
         (place / "catalogue.yaml").write_text(yaml.safe_dump(dict(catalogue), allow_unicode=True), encoding="utf-8")
         address = f"127.0.0.1:{_free_port()}"
         process = await _start(place, address)
