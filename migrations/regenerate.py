@@ -37,7 +37,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute(sa.schema.CreateSequence(sa.Sequence("row_version", data_type=sa.BigInteger)))
+    for sequence in ("permit_ticket", "row_version"):
+        op.execute(sa.schema.CreateSequence(sa.Sequence(sequence, data_type=sa.BigInteger)))
 '''
 
 DOWNGRADE = """
@@ -45,7 +46,8 @@ DOWNGRADE = """
 def downgrade() -> None:
     for table in {tables}:
         op.drop_table(table)
-    op.execute(sa.schema.DropSequence(sa.Sequence("row_version")))
+    for sequence in ("permit_ticket", "row_version"):
+        op.execute(sa.schema.DropSequence(sa.Sequence(sequence)))
 """
 
 

@@ -15,7 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute(sa.schema.CreateSequence(sa.Sequence("row_version", data_type=sa.BigInteger)))
+    for sequence in ("permit_ticket", "row_version"):
+        op.execute(sa.schema.CreateSequence(sa.Sequence(sequence, data_type=sa.BigInteger)))
     _create_breaker()
     _create_breaker_burst()
     _create_catalogue_import()
@@ -26,8 +27,11 @@ def upgrade() -> None:
     _create_family_pool()
     _create_fleet()
     _create_fleet_secret()
+    _create_gate()
     _create_guard()
+    _create_lease()
     _create_model_lock()
+    _create_permit()
     _create_pool_panic()
     _create_provider_cooldown()
     _create_replica()
@@ -48,8 +52,11 @@ def downgrade() -> None:
         "family_pool",
         "fleet",
         "fleet_secret",
+        "gate",
         "guard",
+        "lease",
         "model_lock",
+        "permit",
         "pool_panic",
         "provider_cooldown",
         "replica",
@@ -58,7 +65,8 @@ def downgrade() -> None:
         "usage_wall",
     ):
         op.drop_table(table)
-    op.execute(sa.schema.DropSequence(sa.Sequence("row_version")))
+    for sequence in ("permit_ticket", "row_version"):
+        op.execute(sa.schema.DropSequence(sa.Sequence(sequence)))
 
 
 def _create_breaker() -> None:
@@ -250,6 +258,7 @@ def _create_fleet() -> None:
         sa.Column("system_identifier", sa.Text(), nullable=False),
         sa.Column("timeline", sa.BigInteger(), nullable=False),
         sa.Column("feed_pruned", Xid8(), server_default=sa.text("'0'"), nullable=False),
+        sa.Column("raised_at", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("fleet_pk")),
     )
 
@@ -264,12 +273,67 @@ def _create_fleet_secret() -> None:
     )
 
 
+def _create_gate() -> None:
+    op.create_table(
+        "gate",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("slots", sa.BigInteger(), nullable=True),
+        sa.Column("depth", sa.BigInteger(), nullable=False),
+        sa.Column("blocked_until", sa.BigInteger(), nullable=True),
+        sa.Column("pace", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("configured", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("touched_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("gate_pk")),
+    )
+
+
 def _create_guard() -> None:
     op.create_table(
         "guard",
         sa.Column("provider", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("provider", name=op.f("guard_pk")),
     )
+
+
+def _create_lease() -> None:
+    op.create_table(
+        "lease",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("owner_hash", sa.Text(), nullable=False),
+        sa.Column("api_key_id", sa.Text(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("connection_id", sa.Text(), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("ttl_ms", sa.BigInteger(), nullable=False),
+        sa.Column("acquired_at", sa.BigInteger(), nullable=False),
+        sa.Column("renewed_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.Column("ended_at", sa.BigInteger(), nullable=True),
+        sa.Column("end_reason", sa.Text(), nullable=True),
+        sa.CheckConstraint(
+            "(state = 'ACTIVE') = (ended_at IS NULL) AND (ended_at IS NULL) = (end_reason IS NULL)",
+            name=op.f("lease_end_ck"),
+        ),
+        sa.CheckConstraint("owner_hash ~ '^[0-9a-f]{64}$'", name=op.f("lease_owner_hash_ck")),
+        sa.CheckConstraint("state IN ('ACTIVE', 'RELEASED', 'EXPIRED', 'INVALIDATED')", name=op.f("lease_state_ck")),
+        sa.CheckConstraint("generation BETWEEN 1 AND 9007199254740991", name=op.f("lease_generation_ck")),
+        sa.PrimaryKeyConstraint("id", name=op.f("lease_pk")),
+    )
+    op.create_index(
+        op.f("lease_connection_id"),
+        "lease",
+        ["connection_id"],
+        unique=True,
+        postgresql_where=sa.text("state = 'ACTIVE'"),
+    )
+    op.create_index(op.f("lease_connection_id_id"), "lease", ["connection_id", "id"], unique=False)
+    op.create_index(
+        op.f("lease_owner_hash"), "lease", ["owner_hash"], unique=True, postgresql_where=sa.text("state = 'ACTIVE'")
+    )
+    op.create_index(op.f("lease_owner_hash_generation_id"), "lease", ["owner_hash", "generation", "id"], unique=False)
+    op.create_index(op.f("lease_state_expires_at"), "lease", ["state", "expires_at"], unique=False)
 
 
 def _create_model_lock() -> None:
@@ -300,6 +364,37 @@ def _create_model_lock() -> None:
         sa.Column("written_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("provider", "connection", "key_kind", "model_key", name=op.f("model_lock_pk")),
     )
+
+
+def _create_permit() -> None:
+    op.create_table(
+        "permit",
+        sa.Column("permit_id", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("gate", sa.Text(), nullable=False),
+        sa.Column("gates", postgresql.ARRAY(sa.Text()), nullable=False),
+        sa.Column("ticket", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("queued_at", sa.BigInteger(), nullable=False),
+        sa.Column("ttl_ms", sa.BigInteger(), nullable=False),
+        sa.Column("replica", sa.Text(), nullable=False),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.Column("waiter_seen_at", sa.BigInteger(), nullable=True),
+        sa.Column("offered_until", sa.BigInteger(), nullable=True),
+        sa.Column("missed_at", sa.BigInteger(), nullable=True),
+        sa.Column("max_held_ms", sa.BigInteger(), nullable=True),
+        sa.Column("granted_at", sa.BigInteger(), nullable=True),
+        sa.Column("held_at", sa.BigInteger(), nullable=True),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("ended_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("request_id", "gate", name=op.f("permit_pk")),
+    )
+    op.create_index(
+        "permit_ended", "permit", ["ended_at"], unique=False, postgresql_where=sa.text("ended_at IS NOT NULL")
+    )
+    op.create_index("permit_live", "permit", ["gate"], unique=False, postgresql_where=sa.text("ended_at IS NULL"))
+    op.create_index(op.f("permit_permit_id"), "permit", ["permit_id"], unique=False)
+    op.create_index(op.f("permit_request_id"), "permit", ["request_id"], unique=False)
 
 
 def _create_pool_panic() -> None:

@@ -93,6 +93,8 @@ class LeaseRules:
     """New generations start above it: epoch x 2^32 after an asynchronous failover (fleet.md section 7)."""
     listed_at: Instant | None = None
     """When the connection at hand was listed by a managed key; None: long ago."""
+    held_until: Instant | None = None
+    """End of the pause after an asynchronous failover (fleet.md section 7); None: no pause."""
 
 
 class LeaseResult(StrEnum):
@@ -263,6 +265,7 @@ def busy_until(rows: Iterable[LeaseRow], connection_id: str, rules: LeaseRules, 
     """When a connection becomes free at the latest; None: it is free (the bound is inclusive)."""
     own = [row for row in rows if row.connection_id == connection_id]
     bounds = [] if rules.listed_at is None else [rules.listed_at + LISTING_DELAY_MS]
+    bounds += [] if rules.held_until is None else [rules.held_until]
     holder = active_of_connection(own, connection_id, now)
     last = holder or _newest(own)
     if last is not None:

@@ -309,6 +309,8 @@ class LifecycleRequest:
     owner: str | None
     content_type: str | None = None
     is_http: bool = True
+    owner_read: str | LeaseRefusal | None = None
+    """Owner hash, or what is wrong with the owner, where the edge has read the token already; wins over `owner`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ def admit(
     refused: Refused | None = key_policy(caller, call.model or None) or standing_refusal(caller)
     if refused is not None:
         return refused
-    owner = read_owner(request.owner)
+    owner = request.owner_read or read_owner(request.owner)
     return owner if isinstance(owner, LeaseRefusal) else AdmittedCall(caller, owner, call)
 
 

@@ -113,6 +113,10 @@ class MemoryStore:
         self.is_away = False
         """Set by tests: every call fails as with an absent database."""
 
+    def reached(self) -> MemoryDatabase:
+        """The database, for another mechanism's store on it; counts as one call."""
+        return self._call()
+
     def _call(self) -> MemoryDatabase:
         if self.is_away:
             raise StoreUnavailableError("the store is away")

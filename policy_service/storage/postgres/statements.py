@@ -33,10 +33,10 @@ IDENTITY = """
 SELECT system_identifier::text,
   ('x' || lpad(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 16, '0'))::bit(64)::bigint
 FROM pg_control_system()"""
-ADOPT_IDENTITY = """
+ADOPT_IDENTITY = f"""
 INSERT INTO fleet AS f (epoch, system_identifier, timeline) VALUES (1, $1, $2)
 ON CONFLICT (id) DO UPDATE SET epoch = f.epoch + 1, system_identifier = excluded.system_identifier,
-  timeline = excluded.timeline
+  timeline = excluded.timeline, raised_at = {NOW_MS}
 WHERE (f.system_identifier, f.timeline) IS DISTINCT FROM (excluded.system_identifier, excluded.timeline)"""
 """$1 system identifier, $2 timeline. Only the first replica that sees a change raises the epoch."""
 

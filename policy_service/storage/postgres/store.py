@@ -81,6 +81,10 @@ class PostgresStore:
         unknown commit result (its answers and progress make that safe)."""
         return await self._with_session(lambda session: commit_unit(session, self._guards, unit), timeout_ms)
 
+    async def in_session(self, work: Callable[[Session], Awaitable[T]], *, timeout_ms: DurationMs) -> T:
+        """Run the work of another mechanism's store on this one's connections; what `_with_session` says holds."""
+        return await self._with_session(work, timeout_ms)
+
     async def _with_session(self, work: Callable[[Session], Awaitable[T]], timeout_ms: DurationMs) -> T:
         """Run `work` on a session; again where the error says that another try may do better."""
 

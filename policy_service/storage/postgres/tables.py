@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Double,
     Identity,
@@ -22,18 +23,26 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql import text
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from policy_service.domain.facts import Fact
+from policy_service.domain.gates import PermitRow
+from policy_service.domain.lease import LeaseRow
 from policy_service.domain.state import Row
 from policy_service.storage.codec import ColumnType, FieldCodec, key_columns, row_codec
 from policy_service.storage.rows import STATE_ROWS
 
-METADATA = MetaData(naming_convention={"pk": "%(table_name)s_pk", "ix": "%(table_name)s_%(column_0_N_name)s"})
+METADATA = MetaData(
+    naming_convention={
+        "pk": "%(table_name)s_pk",
+        "ix": "%(table_name)s_%(column_0_N_name)s",
+        "ck": "%(table_name)s_%(constraint_name)s_ck",
+    }
+)
 
 STORE_COLUMNS = ("version", "is_default", "written_at")
 
@@ -155,6 +164,57 @@ FLEET = _table(
     Column("system_identifier", Text, nullable=False),
     _number("timeline"),
     Column("feed_pruned", Xid8, nullable=False, server_default=text("'0'")),
+    Column("raised_at", BigInteger, nullable=False, server_default=text("0")),
 )
-"""One row. `epoch` rises when another server or timeline answers; `feed_pruned` is the newest transaction whose feed
-rows were pruned."""
+"""One row. `epoch` rises (at `raised_at`) when another server or timeline answers; `feed_pruned` is the newest
+transaction whose feed rows were pruned."""
+
+PERMIT_TICKET = Sequence("permit_ticket", metadata=METADATA, data_type=BigInteger)
+"""Places in line, drawn while the gates are locked: their order is the order of the lock."""
+
+GATE = _table(
+    "gate",
+    Column("key", Text, primary_key=True),
+    Column("slots", BigInteger),
+    _number("depth"),
+    Column("blocked_until", BigInteger),
+    Column("pace", JSONB),
+    Column("configured", JSONB),
+    _number("revision"),
+    _number("touched_at"),
+)
+"""Gates; whoever holds a row's lock may change the permits of the gate. `configured` is the configuration taken over
+last, of catalogue `revision`; `pace` moves with starts and with what the limiter learns."""
+
+PERMIT = _table(
+    "permit",
+    *(
+        Column("gates", ARRAY(Text), nullable=False)
+        if field.name == "gates"
+        else _column(field, ("gate", "request_id"))
+        for field in row_codec(PermitRow).fields
+    ),
+    Index("permit_live", "gate", postgresql_where=text("ended_at IS NULL")),
+    Index("permit_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+    Index(None, "permit_id"),
+    Index(None, "request_id"),
+)
+"""Holders and waiters, one row per gate and request; ended rows stay a while and never change."""
+
+LEASE = _table(
+    "lease",
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    *(_column(field, ()) for field in row_codec(LeaseRow).fields if field.name != "id"),
+    CheckConstraint("owner_hash ~ '^[0-9a-f]{64}$'", name="owner_hash"),
+    CheckConstraint("generation BETWEEN 1 AND 9007199254740991", name="generation"),
+    CheckConstraint("state IN ('ACTIVE', 'RELEASED', 'EXPIRED', 'INVALIDATED')", name="state"),
+    CheckConstraint(
+        "(state = 'ACTIVE') = (ended_at IS NULL) AND (ended_at IS NULL) = (end_reason IS NULL)", name="end"
+    ),
+    Index(None, "owner_hash", unique=True, postgresql_where=text("state = 'ACTIVE'")),
+    Index(None, "connection_id", unique=True, postgresql_where=text("state = 'ACTIVE'")),
+    Index(None, "owner_hash", "generation", "id"),
+    Index(None, "connection_id", "id"),
+    Index(None, "state", "expires_at"),
+)
+"""One row per lease period, never deleted: history is what makes generations grow (spec/leases.md section 3)."""

@@ -1,0 +1,81 @@
+"""Port of the lease rows (spec/leases.md sections 3 and 4, fleet.md section 6).
+
+One guarded transaction serves every operation: lock the owners and connections at hand, then read their rows and
+database time, run a pure function on them, write, commit. What the operations are is said in `lease_book`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from policy_service.domain.facts import Fact
+from policy_service.domain.ids import DurationMs, Instant
+from policy_service.domain.lease import LeaseRow
+
+T = TypeVar("T")
+
+CONFLICTS = 3
+"""Times that an operation is tried when another writer takes its owner or connection in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseScope:
+    """What an operation locks and reads.
+
+    Of an owner: the active row, the one with the highest generation, and the newest of `generation`. Of a connection:
+    the active row and the newest one. `everything` adds every active row there is (sweeps, operators).
+    """
+
+    owners: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
+    generation: int = 0
+    listed_in: int = 0
+    """Catalogue revision whose time of creation is wanted; 0: none."""
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSight:
+    """What an operation sees under its locks. `now` is `clock_timestamp()` read after them."""
+
+    rows: tuple[LeaseRow, ...]
+    now: Instant
+    epoch: int = 1
+    """Fleet epoch; above 1 the database has failed over before."""
+    raised_at: Instant = 0
+    """When the epoch last rose."""
+    newest_revision: int = 0
+    listed_at: Instant | None = None
+    """When the revision `listed_in` of the scope was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWrites(Generic[T]):
+    """What a pure function leaves: its value, rows to write (id 0: to insert) and facts."""
+
+    value: T
+    rows: tuple[LeaseRow, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseUnit(Generic[T]):
+    """One operation. `run` is pure and may run more than once (deadlock, conflict, unknown commit result)."""
+
+    scope: LeaseScope
+    run: Callable[[LeaseSight], LeaseWrites[T]]
+
+
+class LeaseStore(Protocol):
+    """Lease rows of the fleet. Both methods raise StoreUnavailableError where the store is away, does not answer within
+    `timeout_ms`, or where CONFLICTS tries met another writer."""
+
+    async def run(self, unit: LeaseUnit[T], *, timeout_ms: DurationMs) -> T:
+        """Run one operation and return its value."""
+        ...
+
+    async def look(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
+        """Read without locks; writes nothing."""
+        ...
