@@ -36,6 +36,7 @@ def upgrade() -> None:
     _create_provider_cooldown()
     _create_replica()
     _create_report_answer()
+    _create_session_pin()
     _create_state_feed()
     _create_usage_wall()
 
@@ -61,6 +62,7 @@ def downgrade() -> None:
         "provider_cooldown",
         "replica",
         "report_answer",
+        "session_pin",
         "state_feed",
         "usage_wall",
     ):
@@ -446,6 +448,25 @@ def _create_report_answer() -> None:
         sa.PrimaryKeyConstraint("event_id", name=op.f("report_answer_pk")),
     )
     op.create_index(op.f("report_answer_written_at"), "report_answer", ["written_at"], unique=False)
+
+
+def _create_session_pin() -> None:
+    op.create_table(
+        "session_pin",
+        sa.Column("api_key_id", sa.Text(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("session_hash", sa.Text(), nullable=False),
+        sa.Column("connection_id", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_used_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("api_key_id", "provider", "session_hash", name=op.f("session_pin_pk")),
+    )
+    op.create_index(
+        op.f("session_pin_connection_id_expires_at"), "session_pin", ["connection_id", "expires_at"], unique=False
+    )
+    op.create_index(op.f("session_pin_expires_at"), "session_pin", ["expires_at"], unique=False)
 
 
 def _create_state_feed() -> None:

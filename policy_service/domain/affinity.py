@@ -257,6 +257,11 @@ def choose_forced(
     return PinDecision(Affinity.DETOUR, forced, row=pin)
 
 
+def refresh_interval(ttl_ms: DurationMs) -> DurationMs:
+    """Shortest time between two written refreshes: 15 s or 1 % of the TTL, whichever is less; whole ms, rounded up."""
+    return min(REFRESH_MS, -(-ttl_ms // 100))
+
+
 def refreshed(pin: PinRow | None, connection: str, now: Instant, ttl_ms: DurationMs) -> PinRow | None:
     """The pin after the first byte came over `connection` (section 3); None: nothing is to be written.
 
@@ -264,8 +269,7 @@ def refreshed(pin: PinRow | None, connection: str, now: Instant, ttl_ms: Duratio
     """
     if pin is None or pin.connection_id != connection or not pin.is_live(now) or ttl_ms <= 0:
         return None
-    since = now - pin.last_used_at
-    if since < REFRESH_MS and since * 100 < ttl_ms:
+    if now - pin.last_used_at < refresh_interval(ttl_ms):
         return None
     return replace(pin, last_used_at=now, expires_at=max(pin.expires_at, now + ttl_ms))
 

@@ -218,3 +218,18 @@ LEASE = _table(
     Index(None, "state", "expires_at"),
 )
 """One row per lease period, never deleted: history is what makes generations grow (spec/leases.md section 3)."""
+
+SESSION_PIN = _table(
+    "session_pin",
+    Column("api_key_id", Text, primary_key=True),
+    Column("provider", Text, primary_key=True),
+    Column("session_hash", Text, primary_key=True),
+    Column("connection_id", Text, nullable=False),
+    _number("created_at"),
+    _number("last_used_at"),
+    _number("expires_at"),
+    _number("version"),
+    Index(None, "expires_at"),
+    Index(None, "connection_id", "expires_at"),
+)
+"""Pins of sessions to connections; `version` is new with every connection, a refresh keeps it."""
