@@ -68,6 +68,10 @@ class Setting(NamedTuple):
     source: str
 
 
+DocumentPatch = Callable[[str | None, object], PatchedDocument]
+"""(document or None, body) to the document with its settings patched."""
+
+
 @dataclass(frozen=True, slots=True)
 class Documents:
     """What is known about documents and settings outside the use cases.
@@ -76,8 +80,7 @@ class Documents:
     """
 
     read: Callable[[str], ReadCatalogue]
-    patch: Callable[[str | None, object], PatchedDocument]
-    """(document or None, body) to the document with its settings patched."""
+    patch: DocumentPatch
     resolve: Callable[[Policy], Sequence[Setting]]
 
 
@@ -177,12 +180,15 @@ class CatalogueAdmin:
         policy = self._view.policy
         return Settings(self._documents.resolve(policy), policy.revision)
 
-    async def patch_settings(self, body: object, actor: Actor, if_version: int | None = None) -> Settings:
+    async def patch_settings(
+        self, body: object, actor: Actor, if_version: int | None = None, patch: DocumentPatch | None = None
+    ) -> Settings:
         """Store the settings that `body` names, all or none; what others patch meanwhile survives.
 
         Args:
             body: new values by full name, nested or dotted; None takes a stored value back.
             if_version: version that the patch was made for; None: any.
+            patch: reads the body where it uses other names (REST).
 
         Raises:
             InvalidRequestError: every problem of the body.
@@ -194,13 +200,13 @@ class CatalogueAdmin:
             version = stored.revision if stored else 0
             if if_version is not None and if_version != version:
                 raise _mismatch(if_version, version)
-            if await self._store_patch(stored, version, body, actor):
+            patched = (patch or self._documents.patch)(stored.document if stored else None, body)
+            if await self._store_patch(patched, version, actor):
                 return self.settings()
         raise OverloadedError("others keep changing the settings; repeat the patch", retry_after_ms=100)
 
-    async def _store_patch(self, stored: CatalogueRevision | None, version: int, body: object, actor: Actor) -> bool:
-        """Store the patch on top of `stored`; False where another revision came in between."""
-        patched = self._documents.patch(stored.document if stored else None, body)
+    async def _store_patch(self, patched: PatchedDocument, version: int, actor: Actor) -> bool:
+        """Store a patched document on top of `version`; False where another revision came in between."""
         if patched.changed:
             read = self._documents.read(patched.document)
 

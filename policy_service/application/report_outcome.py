@@ -32,6 +32,7 @@ from policy_service.domain import verdict as judged
 from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind, Origin, Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
+from policy_service.domain.state import StateBook
 
 _RETURN = Action(ActionKind.RETURN_TO_CLIENT)
 _SUCCESS = Verdict("none", "none", is_success=True)
@@ -103,6 +104,17 @@ class ReportOutcome:
         except SpoolFullError as error:
             raise OverloadedError(str(error)) from error
         return self._answer(request, target, reported, now)
+
+    def preview(self, request: ReportRequest, at: Instant) -> tuple[Verdict, ReportResult]:
+        """What a report would mean for a target without any state; reads and writes none.
+
+        Args:
+            request: a report without a token.
+            at: instant to use as now.
+        """
+        event = self._event(request, self._served(request), at)
+        result = fold_report(StateBook(), event, self._view.policy)
+        return _verdict_of(result), result
 
     # -- successes -----------------------------------------------------------------------------------
     def judge_successes(self) -> None:

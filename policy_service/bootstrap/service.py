@@ -17,11 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from policy_service.application.admin_catalogue import revision_fact
 from policy_service.application.commit import CommitLimits
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.follow import FollowSettings
 from policy_service.application.ports import CatalogueRevision, SchemaMismatchError
 from policy_service.application.replica import Replica, ReplicaSettings
+from policy_service.bootstrap.operations import admin_use_cases
 from policy_service.domain.policy import Policy
 from policy_service.settings.catalogue_file import (
     LoadedCatalogue,
@@ -29,6 +31,7 @@ from policy_service.settings.catalogue_file import (
     load_catalogue,
     load_catalogue_file,
 )
+from policy_service.settings.problems import ConfigError
 from policy_service.settings.reload import CatalogueWatch
 from policy_service.settings.server import ServerConfig
 from policy_service.storage import event_codec
@@ -39,6 +42,7 @@ from policy_service.storage.postgres.store import PostgresStore
 from policy_service.storage.spool import SqliteSpool
 from policy_service.telemetry import setup
 from policy_service.telemetry.tracing import TracedReport, TracedSelect, tracer
+from policy_service.transport.grpc.admin_operations import admin_operations
 from policy_service.transport.grpc.admin_servicer import SERVICE as ADMIN_SERVICE
 from policy_service.transport.grpc.admin_servicer import AdminServicer
 from policy_service.transport.grpc.auth import KeyRing, bearer_keys
@@ -54,6 +58,8 @@ from policy_service.transport.grpc.token import TokenSeal
 log = logging.getLogger(__name__)
 
 RELEASE = version("policy-service")
+FILE_ACTOR = "catalogue file"
+"""Actor of imports that a changed file causes."""
 
 
 def monotonic_ms() -> float:
@@ -98,6 +104,7 @@ class Service:
         self.store: PostgresStore
         self.replica: Replica
         self.server: PolicyServer
+        self._spool: SqliteSpool
         self._watch: CatalogueWatch | None = None
 
     async def start(self) -> None:
@@ -110,10 +117,11 @@ class Service:
 
     async def _start(self) -> None:
         self.store = await self._open_store()
-        spool = SqliteSpool(self.config.spool_path, f"{self.name.replace('/', '_')}", self.config.spool.max_bytes)
-        self._stack.push_async_callback(spool.close)
+        name = self.name.replace("/", "_")
+        self._spool = SqliteSpool(self.config.spool_path, name, self.config.spool.max_bytes)
+        self._stack.push_async_callback(self._spool.close)
         policy = await self._first_policy()
-        self.replica = self._build_replica(policy, spool)
+        self.replica = self._build_replica(policy)
         self.server = await self._build_server()
         await self.server.start()
         self._stack.push_async_callback(self._shut_down)
@@ -170,14 +178,26 @@ class Service:
         return self.compile(stored) if stored else Policy(builtin_catalogue(), self.environment)
 
     def compile(self, stored: CatalogueRevision) -> Policy:
-        """Policy of a stored revision; ConfigError (a ValueError) where this release cannot use it."""
+        """Policy of a stored revision; ConfigError where this release cannot use it."""
         loaded = load_catalogue(stored.document, source=f"revision {stored.revision}", environment=self.environment)
         return Policy(loaded.catalogue, self.environment, stored.revision)
+
+    def _recompile(self, stored: CatalogueRevision) -> Policy:
+        try:
+            return self.compile(stored)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     async def _import(self, loaded: LoadedCatalogue, *, force: bool) -> None:
         for warning in loaded.warnings:
             log.warning("catalogue: %s", warning)
-        await self.store.import_catalogue(loaded.document_json, loaded.sha256, force=force, actor="catalogue file")
+        await self.store.import_catalogue(
+            loaded.document_json,
+            loaded.sha256,
+            force=force,
+            actor=FILE_ACTOR,
+            fact=lambda before, after: revision_fact(before, after, self.name, FILE_ACTOR, "import"),
+        )
 
     def _start_watch(self) -> None:
         if not self.config.catalogue:
@@ -212,7 +232,7 @@ class Service:
             self._watch.force()
 
     # -- replica and server ----------------------------------------------------------------------------
-    def _build_replica(self, policy: Policy, spool: SqliteSpool) -> Replica:
+    def _build_replica(self, policy: Policy) -> Replica:
         store = self.config.store
         settings = ReplicaSettings(
             self.name,
@@ -224,11 +244,11 @@ class Service:
         )
         return Replica(
             self.store,
-            spool,
+            self._spool,
             policy,
             SystemEntropy(),
             settings,
-            compile_revision=self.compile,
+            compile_revision=self._recompile,
             monotonic_ms=monotonic_ms,
             encode_event=event_codec.encode,
             decode_event=event_codec.decode,
@@ -256,7 +276,9 @@ class Service:
         seal = TokenSeal(await self.store.secrets(), config.token_max_age_s * 1000)
         reading = Reading(seal, self.replica.clock, SystemEntropy(), limits)
         selects, reports = self._use_cases()
-        return PolicyServer(self._options(), gate, (PolicyServicer(selects, reports, reading), AdminServicer()))
+        cases = admin_use_cases(self.replica, self.environment, lambda: self._spool.entries, RELEASE)
+        admin = AdminServicer(admin_operations(cases, reading))
+        return PolicyServer(self._options(), gate, (PolicyServicer(selects, reports, reading), admin))
 
     def _use_cases(self) -> tuple[Any, Any]:
         replica = self.replica
