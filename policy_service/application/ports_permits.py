@@ -62,7 +62,7 @@ class GateStatus(NamedTuple):
     """One gate as the operator sees it."""
 
     gate: Gate
-    count: GateCount
+    load: GateCount
     earliest_expiry_at: Instant | None
 
 
@@ -102,9 +102,7 @@ class PermitStore(Protocol):
         """Heartbeat of the calls that wait here, all in one statement; how many were heard."""
         ...
 
-    async def due(
-        self, request_ids: Sequence[str], gates: Sequence[str], *, timeout_ms: DurationMs
-    ) -> Due:
+    async def due(self, request_ids: Sequence[str], gates: Sequence[str], *, timeout_ms: DurationMs) -> Due:
         """What the waiters of this replica have to look after, without any lock."""
         ...
 

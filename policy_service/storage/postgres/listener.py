@@ -18,10 +18,17 @@ RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class Listener:
     """Keeps one listening connection alive until it is ended."""
 
-    def __init__(self, sessions: Sessions, wake: Callable[[], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        wake: Callable[[], None],
+        lost: Callable[[], None],
+        told: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._sessions = sessions
         self._wake = wake
         self._lost = lost
+        self._told = told
         self._failures = 0
         self._task = asyncio.create_task(self._keep_listening())
 
@@ -44,13 +51,18 @@ class Listener:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
         try:
-            await connection.add_listener(CHANNEL, lambda *_: self._wake())
+            await connection.add_listener(CHANNEL, self._heard)
             self._failures = 0
             self._wake()
             await self._watch(connection, broken)
         finally:
             connection.terminate()
             self._lost()
+
+    def _heard(self, *notification: Any) -> None:
+        """A payload is for whoever knows it; one without is a change of the feed."""
+        if not self._told(str(notification[-1])):
+            self._wake()
 
     async def _open(self) -> Any:
         engine = self._sessions.engine

@@ -51,6 +51,8 @@ class PostgresStore:
         self._retention = retention or Retention()
         self._guards = Guards()
         self._listeners: set[Listener] = set()
+        self.listening: list[Callable[[str], bool]] = []
+        """Who takes announcements with a payload; each answers whether it was one of its own."""
         self._adopted = 0
         """Connections opened when the server's identity was last looked at."""
 
@@ -112,7 +114,7 @@ class PostgresStore:
         options = self._sessions.options
         if not options.notifications or options.has_transaction_pooler:
             return _nothing_to_end
-        listener = Listener(self._sessions, wake, lost)
+        listener = Listener(self._sessions, wake, lost, self._tell)
         self._listeners.add(listener)
 
         async def end() -> None:
@@ -120,6 +122,9 @@ class PostgresStore:
             await listener.end()
 
         return end
+
+    def _tell(self, payload: str) -> bool:
+        return bool(payload) and sum(told(payload) for told in tuple(self.listening)) > 0
 
     async def read_clock(self, *, timeout_ms: DurationMs) -> ClockSample:
         return await self._with_session(_sample_clock, timeout_ms)
