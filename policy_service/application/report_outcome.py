@@ -342,6 +342,7 @@ def _verdict_of(result: ReportResult) -> Verdict:
         result.rule,
         result.rule_id,
         result.hint_source,
+        result.failure_kind,
         terminal_state=result.terminal_state,
     )
 

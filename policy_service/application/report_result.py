@@ -12,8 +12,10 @@ from policy_service.application.events import OutcomeEvent
 from policy_service.application.messages import Effect
 from policy_service.application.report_plan import FoldResult, fold
 from policy_service.domain.facts import Fact
+from policy_service.domain.failure_kinds import failure_kind
 from policy_service.domain.ids import Instant
 from policy_service.domain.policy import Policy
+from policy_service.domain.restatement import Restated
 from policy_service.domain.state import StateBook
 
 MAX_EFFECTS = 64
@@ -42,6 +44,7 @@ class ReportResult:
     rule_id: str = ""
     hint_source: str = ""
     cooldown_ms: int = 0
+    failure_kind: str = ""
     ignored: tuple[str, ...] = ()
     effects: tuple[Effect, ...] = ()
     has_effect: bool = False
@@ -83,9 +86,14 @@ def _result(event: OutcomeEvent, folded: FoldResult) -> ReportResult:
         rule_id=(record.rule_id or "" if record else "") or (restated.rule_id or "" if restated else ""),
         hint_source=str(record.retry_hint_source or "") if record else "",
         cooldown_ms=record.cooldown_ms if record else 0,
+        failure_kind="" if folded.guard else failure_kind(_status(event, restated), verdict.reason),
         is_local=bool(folded.guard),
         **common,  # type: ignore[arg-type]
     )
+
+
+def _status(event: OutcomeEvent, restated: Restated | None) -> int | None:
+    return event.outcome.status if restated is None else restated.status
 
 
 def _effect(fact: Fact) -> Effect:

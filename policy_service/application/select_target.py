@@ -47,6 +47,8 @@ from policy_service.domain.strategies import DEFAULT_STRATEGY
 from policy_service.domain.terminal_answer import terminal_answer
 
 DEFAULT_FALLBACKS = 8
+PROBE_SETTLES_MS = 1_000
+"""How soon a request that may wait looks again while another call is the probe."""
 NO_GENERATIONS = Generations()
 NOT_WAITED = WaitSpent()
 NO_TARGETS = terminal_answer(DEFAULT_STRATEGY, (), 0)
@@ -191,7 +193,10 @@ class SelectTarget:
         """Leave out what earlier attempts of the request and a forced connection rule out."""
         if not request.earlier_attempts and not request.forced_connection:
             return NOTHING, gated.eligible, gated.exclusions
-        gone = self._exhausted(request.earlier_attempts)
+        # After a Wait the sets of exhaustion start afresh (cooldown_wait.md section 3): attempts that the Wait's token
+        # counts are not held against their targets any more.
+        waited_out = request.previous.attempts_made if request.previous else 0
+        gone = self._exhausted(request.earlier_attempts[waited_out:])
         eligible: list[int] = []
         excluded = list(gated.exclusions)
         for position in gated.eligible:
@@ -285,7 +290,12 @@ class SelectTarget:
         known = s.gated.named[position]
         if known is None:
             target = s.gated.targets[position]
-            known = TokenTarget(target, self._generations(s, target, position), s.pool.key(position))
+            known = TokenTarget(
+                target,
+                self._generations(s, target, position),
+                s.pool.key(position),
+                self._view.policy.address_of(target.connection),
+            )
             s.gated.named[position] = known
         return known
 
@@ -309,6 +319,7 @@ class SelectTarget:
                 route=s.request.route,
                 caller_id=s.request.caller_id,
                 waited=WaitSpent(waited.attempts + 1, waited.spent_ms + wait.wait_ms),
+                attempts_made=len(s.request.earlier_attempts),
                 is_pool=bool(s.request.route),
                 policy_revision=self._view.policy.revision,
             )
@@ -334,8 +345,19 @@ class SelectTarget:
         profile = policy.route_wait if s.request.route else policy.direct_wait
         caller_ms = least(s.request.wait_budget_ms, s.request.deadline_ms)
         budget = WaitBudget(waited.attempts, waited.spent_ms, caller_ms)
-        held = [self._gating.longest_timer(e.target, s.now) or e for e in s.excluded]
+        held = [self._gating.longest_timer(e.target, s.now) or self._probe_wait(e, s.now) for e in s.excluded]
         return decide_wait(held, s.now, profile, budget, hint_ms)
+
+    def _probe_wait(self, exclusion: gate.Exclusion, now: Instant) -> gate.Exclusion:
+        """A probe of somebody else is settled soon, as a rule long before its permit expires: look again then.
+
+        Drawn, because everybody who waited for the same breaker was woken by the same instant.
+        """
+        remaining = exclusion.remaining_ms(now)
+        if exclusion.reason != "probe_in_flight" or remaining is None:
+            return exclusion
+        look_again = now + round(min(remaining, PROBE_SETTLES_MS) * (0.5 + self._entropy.draw() / 2))
+        return replace(exclusion, reason="circuit_open", until=look_again)
 
     def _unresolved(self, request: SelectRequest, decision_id: str, now: Instant) -> SelectAnswer:
         what = f"route {request.route!r} is not in the catalogue" if request.route else "no candidate is left"

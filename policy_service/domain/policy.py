@@ -97,6 +97,11 @@ class Policy:
         """True where `max_concurrent` of a declared connection is a limit (concurrency.md section 1)."""
         return connection in self._capped
 
+    def address_of(self, connection: str) -> str:
+        """host:port of a declared connection; empty where the gateway knows it."""
+        declared = self.catalogue.connections.get(connection)
+        return declared.address if declared else ""
+
     def canonical(self, provider: str) -> str:
         """Canonical id of a provider name or alias."""
         return self.directory.canonical(provider)

@@ -33,6 +33,7 @@ targets = st.builds(
     st.builds(lambda p, c, m: Target(ProviderId(p), ConnectionId(c), ModelId(m)), ids, ids, ids),
     st.just(Generations()) | st.builds(Generations, number, number, number),
     ids,
+    address=st.just(""),
 )
 tokens = st.builds(
     DecisionToken,

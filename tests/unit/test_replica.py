@@ -9,7 +9,7 @@ import pytest
 
 from policy_service.application.errors import InvalidRequestError, OverloadedError, UnknownStrategyError
 from policy_service.application.events import OutcomeEvent
-from policy_service.application.messages import Dispatch, Reject, SelectRequest, Wait
+from policy_service.application.messages import Dispatch, EarlierAttempt, Reject, SelectRequest, Wait
 from policy_service.application.replica import Replica
 from policy_service.application.report_result import ReportResult, fold_report
 from policy_service.domain.catalogue import Catalogue
@@ -295,7 +295,6 @@ async def test_a_success_waits_for_the_view_to_reach_its_evidence(database: Memo
 
 
 async def test_earlier_attempts_are_not_tried_again(database: MemoryDatabase, moments: FakeTime) -> None:
-    from policy_service.application.messages import EarlierAttempt
 
     async with running(fleet_member(database, "r1", moments)) as replica:
         request = ask("a", "b")._replace(earlier_attempts=(EarlierAttempt("openai", "a", "gpt", 401),))
@@ -462,3 +461,30 @@ async def test_upkeep_drops_what_time_has_ended_and_changes_no_decision(
         assert chosen(after) == chosen(before) == "a"
         assert [e.evidence_id for e in after.exclusions] == [e.evidence_id for e in before.exclusions]
         assert await replica.upkeep() == 0
+
+
+async def test_waiters_behind_somebody_elses_probe_look_again_soon_and_not_all_at_once(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await open_breaker(replica)
+        moments.ms += 30_000
+        assert isinstance((await select(replica, ask("z"))).verdict, Dispatch)
+        waits = []
+        for _ in range(20):
+            verdict = (await select(replica, ask("z")._replace(allow_wait=True))).verdict
+            assert isinstance(verdict, Wait)
+            waits.append(verdict.wait_ms)
+        assert max(waits) <= 1_050
+        assert len(set(waits)) > 5
+
+
+async def test_after_a_wait_earlier_attempts_are_tried_afresh(database: MemoryDatabase, moments: FakeTime) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        await report(replica, failure("a", 429, headers={"retry-after": "2"}))
+        tried = (EarlierAttempt("openai", "a", "gpt", 429),)
+        first = await select(replica, ask("a")._replace(allow_wait=True, earlier_attempts=tried))
+        assert isinstance(first.verdict, Wait)
+        moments.ms += first.verdict.wait_ms
+        again = ask("a")._replace(allow_wait=True, earlier_attempts=tried, previous=first.token)
+        assert chosen(await select(replica, again)) == "a"

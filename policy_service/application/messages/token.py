@@ -20,6 +20,8 @@ class TokenTarget(NamedTuple):
     target: Target
     generations: Generations = NO_GENERATIONS
     key: str = ""
+    address: str = ""
+    """host:port of the catalogue, for the answer; a token does not carry it."""
 
 
 class PermitRef(NamedTuple):
@@ -39,12 +41,14 @@ class LeaseFence(NamedTuple):
 
 
 class PinRef(NamedTuple):
-    """Session pin that the decision saw; `version` 0: none existed."""
+    """Session pin that the decision saw or made; `version` 0: not stored, this replica alone holds it."""
 
     session_hash: str
     provider: str
     connection: str
     version: int = 0
+    ttl_ms: DurationMs = 0
+    """Life of the pin from its last use, as the request resolved it."""
 
 
 class WaitSpent(NamedTuple):

@@ -204,7 +204,7 @@ _READERS: Mapping[int, Callable[[bytes], DecisionToken]] = {FORMAT: _read_first_
 
 def _join(targets: tuple[TokenTarget, ...]) -> str:
     parts: list[str] = []
-    for target, fence, key in targets:
+    for target, fence, key, _ in targets:
         parts += target
         parts += (key, "" if fence == NO_GENERATIONS else "{}.{}.{}".format(*fence))
     return _SEPARATOR.join(parts)
@@ -244,7 +244,7 @@ def _lease(p: pb.TokenLease) -> LeaseFence:
 
 
 def _pin(p: pb.TokenPin) -> PinRef:
-    return PinRef(p.session_hash, p.provider, p.connection, p.version)
+    return PinRef(p.session_hash, p.provider, p.connection, p.version, p.ttl_ms)
 
 
 def _lane(p: pb.TokenLane) -> LaneWindow:

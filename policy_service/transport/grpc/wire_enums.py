@@ -55,7 +55,10 @@ PERMIT_KIND = WireEnum(permit_pb2.PermitKind)
 PERMIT_STATE = WireEnum(permit_pb2.PermitState)
 AFFINITY = WireEnum(policy_pb2.Affinity)
 PERMIT_USE = WireEnum(policy_pb2.PermitUse)
-MECHANISM = WireEnum(reasons_pb2.Mechanism)
+MECHANISM = WireEnum(
+    reasons_pb2.Mechanism,
+    {"connection": "connection_cooldown", "model_lock": "model_lockout", "family_pool": "model_lockout"},
+)
 EXCLUSION = WireEnum(reasons_pb2.ExclusionReason)
 STAGE = WireEnum(reasons_pb2.ExclusionStage)
 WAIT = WireEnum(reasons_pb2.WaitReason, {"rate_limited": "rate_limit", "rate_limit_exceeded": "rate_limit"})

@@ -101,13 +101,13 @@ def _put_verdict(response: policy_pb2.SelectTargetResponse, verdict: Dispatch | 
         response.reject.CopyFrom(_reject(verdict))
 
 
-def target(each: Target, key: str = "") -> types_pb2.Target:
+def target(each: Target, key: str = "", address: str = "") -> types_pb2.Target:
     """A target on the wire."""
-    return types_pb2.Target(provider=each[0], connection=each[1], model=each[2], key=key)
+    return types_pb2.Target(provider=each[0], connection=each[1], model=each[2], key=key, address=address)
 
 
 def _keyed(entry: TokenTarget) -> types_pb2.Target:
-    return target(entry.target, entry.key)
+    return target(entry.target, entry.key, entry.address)
 
 
 def headers(pairs: Iterable[tuple[str, str]]) -> list[types_pb2.Header]:
