@@ -14,9 +14,9 @@ import uvloop
 
 from policy_service.cli import exit_codes
 from policy_service.cli.bench import h2load, inprocess, report, wire
-from policy_service.cli.bench.cases import catalogue
+from policy_service.cli.bench.cases import Case, catalogue
 from policy_service.cli.bench.echo import echo_path, write_script
-from policy_service.cli.bench.figures import Figure
+from policy_service.cli.bench.figures import Figure, alone
 from policy_service.cli.bench.load import Client, PythonClient
 from policy_service.cli.bench.processes import BenchError, free_address, running
 from policy_service.cli.output import note, progress, say
@@ -38,9 +38,7 @@ def run(seconds: float, as_json: bool) -> int:
     except BenchError as error:
         note(f"error: {error}")
         return exit_codes.FAILED
-    conditions = report.Conditions(
-        os.cpu_count() or 1, platform.python_version(), client.name, PythonClient.name, before, _load(), seconds
-    )
+    conditions = _conditions(client, before, seconds)
     if as_json:
         say(report.as_json(conditions, figures))
     else:
@@ -53,6 +51,19 @@ def _client() -> Client:
     return h2load.H2Load(program) if program else PythonClient()
 
 
+def _conditions(client: Client, load_before: float, seconds: float) -> report.Conditions:
+    return report.Conditions(
+        cpus=os.cpu_count() or 1,
+        python=platform.python_version(),
+        client=client.name,
+        failure_client=PythonClient.name,
+        load_before=load_before,
+        load_after=_load(),
+        seconds=seconds,
+        rounds=wire.rounds(seconds),
+    )
+
+
 def _load() -> float:
     return os.getloadavg()[0]
 
@@ -63,7 +74,7 @@ async def _measure(seconds: float, client: Client) -> list[Figure]:
         file = place / "catalogue.yaml"
         file.write_text(catalogue(), encoding="utf-8")
         with progress("in-process figures"):
-            inside = [inprocess.classification(seconds), *await inprocess.figures(place, file, seconds)]
+            inside = await inprocess.figures(place, file, seconds)
         return [*await _compare(place, file, client, seconds), *inside]
 
 
@@ -79,4 +90,14 @@ async def _compare(place: Path, file: Path, client: Client, seconds: float) -> l
         echo_module = "policy_service.cli.bench.echo"
         async with running(echo_module, other, str(script), address=other, log=place / "echo.log") as echo:
             sides = (wire.Side("service", service, wire.service_path), wire.Side("echo", echo, echo_path))
-            return await wire.Comparison(sides, answers, client, seconds).figures(cases)
+            return await _each(wire.Comparison(sides, answers, client, seconds), cases, seconds)
+
+
+async def _each(comparison: wire.Comparison, cases: tuple[Case, ...], seconds: float) -> list[Figure]:
+    """Figures of every case. Classification is timed in between, so that one busy moment does not decide on it."""
+    figures: list[Figure] = []
+    reading: list[float] = []
+    for case in cases:
+        figures += await comparison.figures(case)
+        reading.append(inprocess.classification(seconds))
+    return [*figures, alone("classify.p50", "classification of a typical error", "us", reading)]

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
 ROUNDS: Final = 5
-"""Interleaved rounds; a figure is the median over them, so that a busy moment of the machine spoils one of five."""
+"""Least number of interleaved rounds; a figure is the median over them, so that a busy moment spoils one of five."""
 
 
 class Goal(NamedTuple):

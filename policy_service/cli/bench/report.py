@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from policy_service.cli.bench.figures import ROUNDS, Figure
+from policy_service.cli.bench.figures import Figure
 
 _PAPER_COLUMNS: Final = 120
 
@@ -27,7 +27,7 @@ class Conditions:
     load_before: float
     load_after: float
     seconds: float
-    rounds: int = ROUNDS
+    rounds: int
 
 
 def as_json(conditions: Conditions, figures: list[Figure]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
@@ -16,6 +16,8 @@ from policy_service.cli.bench.processes import CLIENT_OPTIONS, BenchError, Child
 from policy_service.cli.output import progress
 from policy_service.generated.policy.v1 import policy_pb2
 
+SLICE_S: Final = 0.2
+MOST_ROUNDS: Final = 25
 _SHORTEST_S: Final = 0.05
 _LONGER: Final = (1, 4, 16)
 """On a machine so busy that no call returns in a round, the round is made this many times as long."""
@@ -66,6 +68,11 @@ class Rounds:
         return compared(f"{case.name}.{what}", f"{case.title}: {title}", unit, values)
 
 
+def rounds(seconds: float) -> int:
+    """Rounds of a measurement: many short ones, so that both sides of a pair meet the same machine."""
+    return min(max(round(seconds / SLICE_S), ROUNDS), MOST_ROUNDS)
+
+
 def service_path(case: Case) -> str:
     """Path of a case on the service."""
     return f"/{SERVICE.full_name}/{case.method}"
@@ -98,13 +105,11 @@ class Comparison:
         self._sides = sides
         self._answers = answers
         self._client = client
-        self._slice_s = max(seconds / ROUNDS, _SHORTEST_S)
+        self._rounds_each = rounds(seconds)
+        self._slice_s = max(seconds / self._rounds_each, _SHORTEST_S)
 
-    async def figures(self, cases: Sequence[Case]) -> list[Figure]:
-        """Every figure of every case."""
-        return [figure for case in cases for figure in await self._of(case)]
-
-    async def _of(self, case: Case) -> list[Figure]:
+    async def figures(self, case: Case) -> list[Figure]:
+        """Every figure of a case."""
         busy = await self._rounds(case, Shape(CONNECTIONS, case.streams))
         figures = [busy.compared(case, "throughput", "1/s", "throughput", lambda s: s.rate * case.items)]
         figures += self._cpu(case, busy.spent)
@@ -123,17 +128,17 @@ class Comparison:
         return [compared(f"{case.name}.cpu", f"{case.title}: server CPU", "us", [pair])]
 
     async def _rounds(self, case: Case, shape: Shape) -> Rounds:
-        rounds = Rounds(spent={side.name: Spent() for side in self._sides})
-        for number in range(-1, ROUNDS):  # round -1 warms up
-            taken: dict[str, Sample] = {}
+        taken = Rounds(spent={side.name: Spent() for side in self._sides})
+        for number in range(-1, self._rounds_each):  # round -1 warms up
+            pair: dict[str, Sample] = {}
             for side in self._sides if number % 2 else reversed(self._sides):
                 with progress(f"{case.title}, {shape.connections * shape.streams} in flight: {side.name}"):
-                    taken[side.name] = await self._load(side, case, shape, rounds.spent[side.name])
+                    pair[side.name] = await self._load(side, case, shape, taken.spent[side.name])
             if number < 0:
-                rounds.spent = {side.name: Spent() for side in self._sides}
+                taken.spent = {side.name: Spent() for side in self._sides}
             else:
-                rounds.pairs.append((taken[self._sides[0].name], taken[self._sides[1].name]))
-        return rounds
+                taken.pairs.append((pair[self._sides[0].name], pair[self._sides[1].name]))
+        return taken
 
     async def _load(self, side: Side, case: Case, shape: Shape, spent: Spent) -> Sample:
         run = uuid4().hex
@@ -158,8 +163,8 @@ def quantile(sample: Sample, share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def _durable(case: Case, rounds: Rounds) -> Figure:
+def _durable(case: Case, busy: Rounds) -> Figure:
     """Share of the sampled reports that were committed when they were answered."""
-    answers = [policy_pb2.ReportOutcomeResponse.FromString(a) for ours, _ in rounds.pairs for a in ours.answers]
+    answers = [policy_pb2.ReportOutcomeResponse.FromString(a) for ours, _ in busy.pairs for a in ours.answers]
     share = sum(answer.durable for answer in answers) / max(len(answers), 1)
     return alone(f"{case.name}.durable", f"{case.title}: committed at answer", "", [share])
