@@ -58,6 +58,11 @@ class Model:
         if not self.count:
             self.forget()
 
+    def delete(self) -> None:
+        if self.until is not None or self.count:
+            self.generation += 1
+        self.forget()
+
     def forget(self) -> None:
         self.until, self.count, self.failed_at, self.last = None, 0, None, 0
 
@@ -148,8 +153,7 @@ class LockoutMachine(RuleBasedStateMachine):
         book = StateBook(self.rows)
         acts.delete_lock(book, PLACE, self.log())
         self.rows.update(book.changes)
-        self.model.forget()
-        self.model.generation += 1
+        self.model.delete()
 
     @invariant()
     def service_and_model_agree(self) -> None:
