@@ -108,6 +108,8 @@ class Provider:
     """Rate limits are counted per model; says where the blame lies, keys of locks are not affected."""
     naive_times_offset: str = ""
     """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""
+    usage_wall: bool = False
+    """Its OAuth subscriptions have a usage wall with a lower-priority lane and a weekly reset (spec/usage_wall.md)."""
     account_limit_texts: tuple[str, ...] = ()
     """Texts of a limit on the whole account, where other limits are per model."""
     restatement: tuple[RestatementRule, ...] = ()
@@ -136,6 +138,10 @@ class Connection:
     address: str = ""
     """host:port that Envoy dials; empty where the gateway knows it."""
     tags: tuple[str, ...] = ()
+    label: str = ""
+    """Name that the owner of a lease on it may see (spec/leases.md section 4)."""
+    account_names: tuple[str, ...] = ()
+    """E-mail and display names of the account; a label equal to one of them is hidden."""
     enabled: bool = True
     disable_cooling: bool = False
     passthrough_models: bool | None = None
@@ -143,6 +149,14 @@ class Connection:
     base_url_is_local: bool = False
     node_clock_zone: str | None = None
     node_clock_hour: int | None = None
+    max_sessions: int | None = None
+    """Session slots of an OAuth connection that takes part in the session spread (spec/affinity.md section 6)."""
+    low_priority_mode: bool = False
+    """Accept the lower-priority lane at the usage wall (spec/usage_wall.md section 1)."""
+    auto_limit_reset: bool = False
+    """Claim the weekly limit reset at the usage wall."""
+    organization_uuid: str = ""
+    """Organisation of the account, for the limit reset; empty where unknown."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Per-connection values of settings by full name; the highest precedence."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 from policy_service.domain.catalogue import Caller, Connection, OperatorRule, Route, RouteTarget
 from policy_service.domain.ids import AuthClass
@@ -75,6 +75,12 @@ class ConnectionEntry(Strict):
     )
     address: Annotated[str, AfterValidator(_dial)] = Field(default="", description="host:port that Envoy dials.")
     tags: list[Id] = Field(default=[], description="Words for filters.")
+    label: str = Field(default="", max_length=256, description="Name that the owner of a lease on it may see.")
+    account_names: list[str] = Field(
+        default=[],
+        max_length=16,
+        description="E-mail and display names of the account; a label equal to one is hidden.",
+    )
     enabled: bool = Field(default=True, description="False: never selected.")
     disable_cooling: bool = Field(default=False, description="Failures never cool this connection.")
     passthrough_models: bool | None = Field(
@@ -86,19 +92,44 @@ class ConnectionEntry(Strict):
         default=None, description="IANA zone in which its daily quota is counted."
     )
     node_clock_hour: int | None = Field(default=None, ge=0, le=23, description="Hour at which its daily quota returns.")
+    max_sessions: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Session slots of an OAuth account; new sessions are spread by them.",
+    )
+    low_priority_mode: bool = Field(
+        default=False,
+        validation_alias=AliasChoices("low_priority_mode", "lowPriorityMode"),
+        description="Accept the lower-priority lane at the usage wall (Claude subscriptions).",
+    )
+    auto_limit_reset: bool = Field(
+        default=False,
+        validation_alias=AliasChoices("auto_limit_reset", "autoLimitReset"),
+        description="Claim the weekly limit reset at the usage wall (Claude subscriptions).",
+    )
+    organization_uuid: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_-]{0,64}$",
+        validation_alias=AliasChoices("organization_uuid", "organizationUUID"),
+        description="Organisation of the account, for the limit reset; empty: the gateway looks it up.",
+    )
     settings: dict[str, Any] = Field(
         default={}, description="Policy settings for this connection alone, by name; the highest precedence."
     )
 
     def to_domain(self, provider: str, settings: dict[str, object]) -> Connection:
         """The connection as logic reads it; `provider` is the canonical id."""
-        plain = self.model_dump(exclude={"provider", "auth_class", "max_concurrent", "tags", "settings"})
+        plain = self.model_dump(
+            exclude={"provider", "auth_class", "max_concurrent", "tags", "account_names", "settings"}
+        )
         return Connection(
             **plain,
             provider=provider,
             auth_class=AuthClass(self.auth_class) if self.auth_class else None,
             max_concurrent=whole_cap(self.max_concurrent),
             tags=tuple(self.tags),
+            account_names=tuple(self.account_names),
             settings=settings,
         )
 

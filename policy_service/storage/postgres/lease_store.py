@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -61,20 +62,28 @@ async def _settle(session: Session, unit: LeaseUnit[T]) -> T:
 
 async def _commit(session: Session, unit: LeaseUnit[T]) -> T:
     async with session.transaction() as connection:
-        await _lock(session, connection, unit.scope)
-        written = unit.run(await _read(session, connection, unit.scope))
+        locked = await _lock(session, connection, unit.scope)
+        sight = await _read(session, connection, unit.scope)
+        written = unit.run(_of_locked(sight, locked) if unit.scope.everything else sight)
         await _write(session, connection, written)
     return written.value
 
 
-async def _lock(session: Session, connection: AsyncConnection, scope: LeaseScope) -> None:
+async def _lock(session: Session, connection: AsyncConnection, scope: LeaseScope) -> frozenset[int]:
+    """Lock names, then rows; ids of the rows."""
     keys = lock_keys(scope)
     if keys:
         await session.execute(connection, sql.LOCK_KEYS, keys)
     if scope.everything:
-        await session.execute(connection, sql.LOCK_ACTIVE)
+        rows = await session.execute(connection, sql.LOCK_ACTIVE)
     else:
-        await session.execute(connection, sql.LOCK_ROWS, _clean(scope.owners), _clean(scope.connections))
+        rows = await session.execute(connection, sql.LOCK_ROWS, _clean(scope.owners), _clean(scope.connections))
+    return frozenset(row[0] for row in rows)
+
+
+def _of_locked(sight: LeaseSight, locked: frozenset[int]) -> LeaseSight:
+    """Without the rows that came after the locks: without names to lock, nothing keeps others from adding some."""
+    return replace(sight, rows=tuple(row for row in sight.rows if row.id in locked))
 
 
 def lock_keys(scope: LeaseScope) -> list[int]:
