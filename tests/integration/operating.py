@@ -87,12 +87,13 @@ async def refused(call: Any, code: grpc.StatusCode) -> tuple[error_details_pb2.E
     return details(caught.value)
 
 
-async def first_dispatch(replica: Replica) -> policy_pb2.SelectTargetResponse:
+async def first_probe(replica: Replica) -> policy_pb2.SelectTargetResponse:
+    """The first decision that holds a probe permit; until the replica hears of the open breaker there is none."""
     answers: list[policy_pb2.SelectTargetResponse] = []
 
     async def holds() -> bool:
         answers.append(await replica.policy.SelectTarget(selection("z")))
-        return answers[-1].WhichOneof("verdict") == "dispatch"
+        return bool(answers[-1].dispatch.permits)
 
     await until(holds)
     return answers[-1]

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +17,7 @@ from policy_service.generated.policy.v1 import admin_pb2, policy_pb2, types_pb2
 from policy_service.transport.grpc.admin_servicer import SERVICE
 from tests.integration.operating import (
     becomes,
-    first_dispatch,
+    first_probe,
     open_breaker,
     operated,
     refusal,
@@ -30,6 +30,14 @@ from tests.integration.serving import outcome, selection
 
 ALICE = admin_pb2.Actor(name="alice", note="drill")
 BANNED = b'{"error": {"message": "Your account has been deactivated"}}'
+BUILT = (
+    admin_pb2.RESET_SCOPE_BREAKERS,
+    admin_pb2.RESET_SCOPE_PROVIDER_COOLDOWNS,
+    admin_pb2.RESET_SCOPE_CONNECTION_COOLDOWNS,
+    admin_pb2.RESET_SCOPE_TERMINAL_STATES,
+    admin_pb2.RESET_SCOPE_MODEL_LOCKOUTS,
+)
+UNKNOWN, NEWER = admin_pb2.RESET_SCOPE_UNSPECIFIED, cast("admin_pb2.ResetScope.ValueType", 99)
 ANSWERED = {
     "SetBreakerControl",
     "ListBreakers",
@@ -63,7 +71,7 @@ async def test_force_open_beats_a_live_permit_of_another_replica(tmp_path: Path,
 
         await until(follows)
         await open_breaker(one)
-        probe = await first_dispatch(another)
+        probe = await first_probe(another)
         assert [permit.gate for permit in probe.dispatch.permits] == ["openai"]
         control = admin_pb2.SetBreakerControlRequest(
             key="openai", control=admin_pb2.BREAKER_CONTROL_FORCE_OPEN, actor=ALICE
@@ -101,7 +109,7 @@ async def test_scopes_that_cannot_be_reset_are_named(tmp_path: Path, embedded_ur
         wall = admin_pb2.ResetStateRequest(scopes=[admin_pb2.RESET_SCOPE_USAGE_WALL])
         info, _ = await refused(one.admin.ResetState(wall), grpc.StatusCode.UNIMPLEMENTED)
         assert dict(info.metadata) == {"scope": "usage_wall"}
-        unknown = admin_pb2.ResetStateRequest(scopes=[0, 99], connection="\n")
+        unknown = admin_pb2.ResetStateRequest(scopes=[UNKNOWN, NEWER], connection="\n")
         _, fields = await refused(one.admin.ResetState(unknown), grpc.StatusCode.INVALID_ARGUMENT)
         assert set(fields) == {"scopes[0]", "scopes[1]", "connection"}
         assert "terminal_states" in fields["scopes[1]"]
@@ -125,11 +133,15 @@ async def test_a_banned_connection_is_revived_by_operator_or_credential_only(tmp
     async with operated(tmp_path, embedded_url) as one:
         await one.policy.ReportOutcome(outcome("a", 403, body=BANNED))
         await one.policy.ReportOutcome(outcome("a", 200))
-        everything_else = [1, 2, 3, 5]
+        everything_else = [scope for scope in BUILT if scope != admin_pb2.RESET_SCOPE_TERMINAL_STATES]
         await one.admin.ResetState(admin_pb2.ResetStateRequest(scopes=everything_else))
         assert (await one.admin.NextCredentialRetry(admin_pb2.NextCredentialRetryRequest())).permit_id == ""
         assert await refusal(one, "a") == ["banned"]
-        await one.admin.ResetState(admin_pb2.ResetStateRequest(scopes=[4], provider="openai", connection="a"))
+        await one.admin.ResetState(
+            admin_pb2.ResetStateRequest(
+                scopes=[admin_pb2.RESET_SCOPE_TERMINAL_STATES], provider="openai", connection="a"
+            )
+        )
         assert await refusal(one, "a") == []
         await one.policy.ReportOutcome(outcome("a", 403, body=BANNED))
         await one.admin.CredentialChanged(admin_pb2.CredentialChangedRequest(provider="openai", connection="a"))
