@@ -26,8 +26,8 @@ class Locked(NamedTuple):
     now: Instant
     ticket: int
     """Drawn after the locks; 0 where the unit takes none."""
-    requests: Mapping[str, str]
-    """Request id by permit id, of the unit's `permit_ids` that exist."""
+    request_id: str
+    """Of the unit's permit; empty where there is no such permit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,8 @@ class PermitUnit(Generic[T_co]):
     """Locked as they are, where they exist."""
     request_ids: tuple[str, ...] = ()
     """Requests whose ended rows are read too."""
-    finds: bool = False
-    """Lock every gate that `request_ids` and `permit_ids` have rows in."""
-    permit_ids: tuple[str, ...] = ()
+    permit_id: str = ""
+    """Lock all gates of this permit, and read its rows."""
     waiters_of: tuple[str, ...] = ()
     """Lock also the gates that the waiters of these gates need."""
     takes_ticket: bool = False
@@ -104,6 +103,10 @@ class PermitStore(Protocol):
 
     async def due(self, request_ids: Sequence[str], gates: Sequence[str], *, timeout_ms: DurationMs) -> Due:
         """What the waiters of this replica have to look after, without any lock."""
+        ...
+
+    async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
+        """Ids of the permits of a request in the gates named, ended ones included; no gates: in any."""
         ...
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:

@@ -75,10 +75,7 @@ class MemoryPermitStore:
         shared = self._call()
         for gate in unit.gates:
             shared.configure(gate, unit.revision)
-        found = [row for row in shared.rows.values() if row.permit_id in unit.permit_ids]
-        requests = {row.permit_id: row.request_id for row in found}
-        named = frozenset(unit.request_ids) | frozenset(requests.values())
-        locked = self._locked(unit, named, requests)
+        locked = self._locked(unit)
         commit = committed(unit.run(locked), locked, self._replica)
         shared.rows.update(locked.book.changed)
         for key, gate in locked.book.changed_gates.items():
@@ -86,21 +83,24 @@ class MemoryPermitStore:
         self._wake(commit.wakes)
         return commit
 
-    def _locked(self, unit: PermitUnit[T], named: frozenset[str], requests: Mapping[str, str]) -> Locked:
+    def _locked(self, unit: PermitUnit[T]) -> Locked:
         shared = self.shared
-        keys = self._closure(unit, named) & shared.gates.keys()
+        found = [row for row in shared.rows.values() if unit.permit_id and row.permit_id == unit.permit_id]
+        named = {*unit.request_ids, *(row.request_id for row in found)}
+        keys = self._closure(unit, named).union(*(row.gates for row in found)) & shared.gates.keys()
         rows = (row for row in shared.rows.values() if row.gate in keys and (row.is_live or row.request_id in named))
         shared.ticket += unit.takes_ticket
         book = GateBook([shared.gates[key].gate for key in sorted(keys)], rows)
-        return Locked(book, shared.clock(), shared.ticket if unit.takes_ticket else 0, requests)
+        ticket = shared.ticket if unit.takes_ticket else 0
+        return Locked(book, shared.clock(), ticket, found[0].request_id if found else "")
 
-    def _closure(self, unit: PermitUnit[T], named: frozenset[str]) -> set[str]:
-        """Gates of the unit, and those of the requests that it concerns."""
-        keys = {gate.key for gate in unit.gates} | set(unit.keys) | set(unit.waiters_of)
+    def _closure(self, unit: PermitUnit[T], named: set[str]) -> set[str]:
+        """Gates of the unit, and those of the live requests that it concerns."""
+        keys = {gate.key for gate in unit.gates}.union(unit.keys, unit.waiters_of)
         concerned = [
             row
-            for row in self.shared.rows.values()
-            if (row.request_id in named and (unit.finds or row.gate in keys))
+            for row in self.shared.live()
+            if (row.request_id in named and row.gate in keys)
             or (row.gate in unit.waiters_of and row.state is PermitState.WAITING)
         ]
         return keys.union(*(row.gates for row in concerned))
@@ -124,6 +124,10 @@ class MemoryPermitStore:
         own = [row for row in shared.rows.values() if row.request_id in request_ids]
         told = frozenset(row.request_id for row in own if row.state is not PermitState.WAITING or row.is_offered)
         return Due(told, frozenset(row.gate for row in shared.live() if row.gate in gates and _is_due(row, now)))
+
+    async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
+        own = (row for row in self._call().rows.values() if row.request_id == request_id)
+        return sorted({row.permit_id for row in own if not keys or row.gate in keys})
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:
         shared = self._call()

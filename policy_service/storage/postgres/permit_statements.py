@@ -23,11 +23,14 @@ FROM gate WHERE key = ANY($1::text[]) ORDER BY key FOR UPDATE"""
 """$1 keys. Rows are locked after the sort, hence in ascending order."""
 
 FIND = """
-SELECT permit_id, request_id, gates FROM permit WHERE permit_id = ANY($1::text[])
-UNION ALL SELECT permit_id, request_id, gates FROM permit WHERE request_id = ANY($2::text[])
+SELECT permit_id, request_id, gates FROM permit WHERE permit_id = $1::text
 UNION ALL SELECT '', request_id, gates FROM permit
-WHERE gate = ANY($3::text[]) AND ended_at IS NULL AND state = 'WAITING'"""
-"""$1 permit ids, $2 request ids, $3 gates whose waiters are meant. All of it is fixed for the life of a row."""
+WHERE gate = ANY($2::text[]) AND ended_at IS NULL AND state = 'WAITING'"""
+"""$1 permit id, $2 gates whose waiters are meant. All of it is fixed for the life of a row."""
+PERMITS_OF = """
+SELECT DISTINCT permit_id FROM permit
+WHERE request_id = $1::text AND (cardinality($2::text[]) = 0 OR gate = ANY($2::text[]))"""
+"""$1 request id, $2 gates, none: any."""
 
 READ = f"""
 WITH head AS MATERIALIZED (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -63,7 +63,7 @@ class Reach:
 
     keys: set[str]
     request_ids: set[str]
-    requests: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
 
 
 class PostgresPermitStore:
@@ -121,6 +121,10 @@ class PostgresPermitStore:
             frozenset(name for is_request, name in rows if is_request),
             frozenset(name for is_request, name in rows if not is_request),
         )
+
+    async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
+        rows = await self._query(sql.PERMITS_OF, request_id, list(keys), timeout_ms=timeout_ms)
+        return [row[0] for row in rows]
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:
         rows = await self._query(sql.COUNTS, timeout_ms=timeout_ms)
@@ -218,13 +222,13 @@ async def _reach(session: Session, connection: AsyncConnection, unit: PermitUnit
     """Gates to lock; ids are looked up first, which is safe because a row never changes its gates."""
     keys = {gate.key for gate in unit.gates}.union(unit.keys, unit.waiters_of, further)
     reach = Reach(keys, set(unit.request_ids))
-    if not (unit.permit_ids or unit.waiters_of or unit.finds):
+    if not (unit.permit_id or unit.waiters_of):
         return reach
-    wanted = (unit.permit_ids, unit.request_ids if unit.finds else (), unit.waiters_of)
-    for permit_id, request_id, gates in await session.execute(connection, sql.FIND, *map(list, wanted)):
+    found = await session.execute(connection, sql.FIND, unit.permit_id, list(unit.waiters_of))
+    for permit_id, request_id, gates in found:
         reach.keys.update(gates)
         if permit_id:
-            reach.requests[permit_id] = request_id
+            reach.request_id = request_id
             reach.request_ids.add(request_id)
     return reach
 
@@ -246,7 +250,7 @@ async def _read(
     keys = [gate.key for gate in gates]
     records = await session.execute(connection, sql.READ, keys, list(reach.request_ids), unit.takes_ticket)
     book = GateBook(gates, (_row(record[2:]) for record in records if record[2] is not None))
-    return Locked(book, records[0][0], records[0][1], reach.requests)
+    return Locked(book, records[0][0], records[0][1], reach.request_id)
 
 
 def _beyond(locked: Locked, reach: Reach) -> set[str]:
