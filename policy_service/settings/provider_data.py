@@ -164,6 +164,7 @@ class ProviderEntry(_Strict):
     code_meanings: dict[str, CodeMeaning] = {}
     limits_per_model: bool = False
     naive_times_offset: Annotated[str, Field(pattern=r"^([+-][0-2][0-9]:[0-5][0-9])?$")] = ""
+    usage_wall: bool = False
     account_limit_texts: list[Text] = []
     restatement: list[RestatementEntry] = []
     error_rules: list[ErrorRuleEntry] = []

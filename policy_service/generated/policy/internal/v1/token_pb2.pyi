@@ -233,6 +233,7 @@ class TokenPin(_message.Message):
     PROVIDER_FIELD_NUMBER: _builtins.int
     CONNECTION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     session_hash: _builtins.str
     """Hash of the session key."""
     provider: _builtins.str
@@ -241,6 +242,8 @@ class TokenPin(_message.Message):
     """Connection of the pin."""
     version: _builtins.int
     """Version of the pin; 0: none existed."""
+    ttl_ms: _builtins.int
+    """Life of the pin from its last use; 0: as the setting says."""
     def __init__(
         self,
         *,
@@ -248,10 +251,11 @@ class TokenPin(_message.Message):
         provider: _builtins.str = ...,
         connection: _builtins.str = ...,
         version: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connection", b"connection", "provider", b"provider", "session_hash", b"session_hash", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connection", b"connection", "provider", b"provider", "session_hash", b"session_hash", "ttl_ms", b"ttl_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
