@@ -221,6 +221,7 @@ def _create_fact() -> None:
         sa.Column("replica", sa.Text(), nullable=False),
         sa.Column("actor", sa.Text(), nullable=False),
         sa.Column("failure_count", sa.BigInteger(), nullable=True),
+        sa.Column("rule", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("seq", name=op.f("fact_pk")),
     )
     op.create_index(op.f("fact_at"), "fact", ["at"], unique=False)

@@ -204,6 +204,7 @@ def _fact_log(event: OutcomeEvent, restated: Restated | None) -> FactLog:
         request_id=event.request_id,
         status=event.outcome.status,
         restated_status=corrected,
+        rule=event.verdict.rule if event.verdict else "",
     )
     return FactLog(cause)
 

@@ -38,6 +38,8 @@ class Fact:
     actor: str = ""
     failure_count: int | None = None
     """Count after the transition, where the mechanism counts (breaker.md section 2, history)."""
+    rule: str = ""
+    """Row of the verdict or of the classification that decided; `rule_id` names a provider's or operator's rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Cause:
     hint_source: str | None = None
     hint_ms: DurationMs | None = None
     actor: str = ""
+    rule: str = ""
 
 
 class FactLog:
@@ -109,6 +112,7 @@ class FactLog:
             replica=cause.replica,
             actor=cause.actor,
             failure_count=failure_count,
+            rule=cause.rule,
         )
         self.facts.append(fact)
         return fact

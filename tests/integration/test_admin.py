@@ -280,6 +280,7 @@ async def test_facts_say_why_each_account_is_out(tmp_path: Path, embedded_url: s
             assert (fact.replica, fact.request_id) == ("one", f"request-{connection}")
             assert fact.status in (429, 503, 402)
             assert fact.reason
+            assert fact.rule
             assert fact.deadline_at_unix_ms == excluded.until_at_unix_ms
             told = await one.admin.Explain(admin_pb2.ExplainRequest(decision_id=fact.decision_id))
             assert fact.id in {each.id for each in told.facts}

@@ -1866,6 +1866,7 @@ class Fact(_message.Message):
     HINT_SOURCE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id."""
     at_unix_ms: _builtins.int
@@ -1901,13 +1902,15 @@ class Fact(_message.Message):
     reason: _builtins.str
     """Reason."""
     rule_id: _builtins.str
-    """Rule."""
+    """Rule of the provider or of the operator that matched. Empty: none did."""
     hint_source: _builtins.str
     """Where the waiting time came from."""
     replica: _builtins.str
     """Replica that wrote it."""
     actor: _builtins.str
     """Who acted; manual acts only."""
+    rule: _builtins.str
+    """Row of the verdict or of the classification that decided, as in Verdict.rule. Empty: nothing was judged."""
     def __init__(
         self,
         *,
@@ -1932,10 +1935,11 @@ class Fact(_message.Message):
         hint_source: _builtins.str = ...,
         replica: _builtins.str = ...,
         actor: _builtins.str = ...,
+        rule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_restated_status", b"_restated_status", "_status", b"_status", "deadline_at_unix_ms", b"deadline_at_unix_ms", "restated_status", b"restated_status", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_restated_status", b"_restated_status", "_status", b"_status", "actor", b"actor", "at_unix_ms", b"at_unix_ms", "connection", b"connection", "deadline_at_unix_ms", b"deadline_at_unix_ms", "decision_id", b"decision_id", "from_state", b"from_state", "generation", b"generation", "hint_source", b"hint_source", "id", b"id", "key", b"key", "mechanism", b"mechanism", "mechanism_text", b"mechanism_text", "model", b"model", "provider", b"provider", "reason", b"reason", "replica", b"replica", "request_id", b"request_id", "restated_status", b"restated_status", "rule_id", b"rule_id", "status", b"status", "to_state", b"to_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_restated_status", b"_restated_status", "_status", b"_status", "actor", b"actor", "at_unix_ms", b"at_unix_ms", "connection", b"connection", "deadline_at_unix_ms", b"deadline_at_unix_ms", "decision_id", b"decision_id", "from_state", b"from_state", "generation", b"generation", "hint_source", b"hint_source", "id", b"id", "key", b"key", "mechanism", b"mechanism", "mechanism_text", b"mechanism_text", "model", b"model", "provider", b"provider", "reason", b"reason", "replica", b"replica", "request_id", b"request_id", "restated_status", b"restated_status", "rule", b"rule", "rule_id", b"rule_id", "status", b"status", "to_state", b"to_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_at_unix_ms: _TypeAlias = _typing.Literal["deadline_at_unix_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_at_unix_ms: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms"]  # noqa: Y015

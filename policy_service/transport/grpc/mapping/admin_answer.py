@@ -106,6 +106,7 @@ def fact(each: recorded.Fact) -> admin_pb2.Fact:
         hint_source=each.hint_source or "",
         replica=each.replica,
         actor=each.actor,
+        rule=each.rule,
     )
 
 
