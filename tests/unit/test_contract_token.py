@@ -47,7 +47,7 @@ tokens = st.builds(
     permits=st.lists(st.builds(PermitRef, ids, ids), max_size=2).map(tuple),
     reservation_id=ids,
     lease=st.none() | st.builds(LeaseFence, st.binary(min_size=32, max_size=32).map(bytes.hex), number, ids, ids),
-    pin=st.none() | st.builds(PinRef, ids, ids, ids, number),
+    pin=st.none() | st.builds(PinRef, ids, ids, ids, number, number),
     waited=st.builds(WaitSpent, st.integers(0, 10), st.integers(0, 2**53)),
     lane=st.none() | st.builds(LaneWindow, number, count, number),
     call_kind=st.sampled_from(CallKind),
