@@ -5,6 +5,7 @@ The rows are kept as a table would keep them; every operation gets only the rows
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policy_service.domain import lease
 from policy_service.domain.lease import EndReason, Fence, LeaseCall, LeaseResult, LeaseRow, LeaseRules, LeaseState
 
+EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 OWNERS, KEYS, CONNECTIONS = ("a", "b", "c"), ("k1", "k2"), ("c1", "c2", "c3")
 owners, keys, connections = st.sampled_from(OWNERS), st.sampled_from(KEYS), st.sampled_from(CONNECTIONS)
 generations = st.integers(1, 4)
@@ -175,5 +177,5 @@ class Leases(RuleBasedStateMachine):
             assert ended == (row.ended_at is not None) == (row.end_reason is not None)
 
 
-Leases.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+Leases.TestCase.settings = settings(max_examples=max(50, EXAMPLES // 2), stateful_step_count=50, deadline=None)
 TestLeases = Leases.TestCase

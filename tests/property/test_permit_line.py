@@ -5,6 +5,7 @@ The model knows nothing of the line: it looks at the rows that each operation wr
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from policy_service.domain.line import (
     settle,
 )
 
+EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 GATES = ("account", "fleet", "model")
 REQUESTS = tuple(f"q{n}" for n in range(8))
 requests = st.sampled_from(REQUESTS)
@@ -155,5 +157,5 @@ class PermitLine(RuleBasedStateMachine):
             assert row.is_live == (row.ended_at is None)
 
 
-PermitLine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PermitLine.TestCase.settings = settings(max_examples=max(50, EXAMPLES // 3), stateful_step_count=40, deadline=None)
 TestPermitLine = PermitLine.TestCase
