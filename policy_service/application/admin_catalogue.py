@@ -6,6 +6,7 @@ Stored settings are the `settings` block of the document, so an imported documen
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ class CatalogueAdmin:
             InvalidRequestError: CATALOGUE_INVALID with every problem; nothing changed.
             StoreLostError: the store is away.
         """
-        read = self._documents.read(text)
+        read = await self._read(text)
         if dry_run:
             return Imported(self._view.policy.revision, False, read.warnings)
         added: list[Fact] = []
@@ -155,18 +156,22 @@ class CatalogueAdmin:
             raise NotFoundError(named)
         return CatalogueRevision(stored.revision, _without_keys(stored.document), stored.sha256, stored.created_at)
 
-    def lint_rules(self, text: str = "") -> tuple[RuleWarning, ...]:
+    async def lint_rules(self, text: str = "") -> tuple[RuleWarning, ...]:
         """Findings on the rules of a document, or of the catalogue in force.
 
         Raises:
             InvalidRequestError: CATALOGUE_INVALID: the document cannot be used.
         """
-        catalogue = self._documents.read(text).catalogue if text else self._view.policy.catalogue
-        found = lint(catalogue.providers, catalogue.operator_rules)
+        catalogue = (await self._read(text)).catalogue if text else self._view.policy.catalogue
+        found = await asyncio.to_thread(lint, catalogue.providers, catalogue.operator_rules)
         return tuple(
             RuleWarning(f"providers.{each.provider}.rules.{each.rule_id}", each.rule_id, each.code, each.remedy)
             for each in found
         )
+
+    async def _read(self, text: str) -> ReadCatalogue:
+        """Beside the event loop: a large document takes seconds, and decisions go on meanwhile."""
+        return await asyncio.to_thread(self._documents.read, text)
 
     async def _stored(self, revision: int | None = None) -> CatalogueRevision | None:
         try:
@@ -208,7 +213,7 @@ class CatalogueAdmin:
     async def _store_patch(self, patched: PatchedDocument, version: int, actor: Actor) -> bool:
         """Store a patched document on top of `version`; False where another revision came in between."""
         if patched.changed:
-            read = self._documents.read(patched.document)
+            read = await self._read(patched.document)
 
             def fact(before: int, after: CatalogueRevision) -> Fact:
                 reason = "settings: " + ", ".join(patched.changed)

@@ -115,6 +115,7 @@ class Replica:
             settings=settings.follow,
         )
         self._sweeper: asyncio.Task[None] | None = None
+        self._adopting = asyncio.Lock()
 
     def is_store_away(self) -> bool:
         """True while the store counts as away, whoever noticed."""
@@ -142,17 +143,19 @@ class Replica:
 
     async def refresh(self) -> None:
         """Follow the newest catalogue revision now (after an import by this replica)."""
-        stored = await self.store.catalogue(timeout_ms=OPERATION_MS)
-        if stored is not None and stored.revision != self.view.policy.revision:
-            self._swap(stored)
+        async with self._adopting:
+            stored = await self.store.catalogue(timeout_ms=OPERATION_MS)
+            if stored is not None and stored.revision != self.view.policy.revision:
+                await self._swap(stored)
 
     async def _adopt_revision(self, revision: int) -> None:
         if revision:
             await self.refresh()
 
-    def _swap(self, stored: CatalogueRevision) -> None:
+    async def _swap(self, stored: CatalogueRevision) -> None:
+        """Compiled beside the event loop: a large document takes seconds, and decisions go on meanwhile."""
         try:
-            policy = self._compile_revision(stored)
+            policy = await asyncio.to_thread(self._compile_revision, stored)
         except ValueError:
             log.exception("catalogue revision %d cannot be used, %d stays", stored.revision, self.view.policy.revision)
             return

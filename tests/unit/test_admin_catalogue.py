@@ -123,11 +123,11 @@ async def test_rules_are_linted_in_force_and_in_a_document() -> None:
     fleet = Operated()
     async with running(fleet.replica):
         rule = "{provider: openai, status: 418, match: teapot, scope: connection, id: tea}"
-        found = fleet.catalogue.lint_rules(f"rules: [{rule}]")
+        found = await fleet.catalogue.lint_rules(f"rules: [{rule}]")
         assert ("tea", "no_path") in {(each.rule_id, each.problem) for each in found}
-        assert "tea" not in {each.rule_id for each in fleet.catalogue.lint_rules()}
+        assert "tea" not in {each.rule_id for each in await fleet.catalogue.lint_rules()}
         with pytest.raises(InvalidRequestError):
-            fleet.catalogue.lint_rules("rules: 3")
+            await fleet.catalogue.lint_rules("rules: 3")
 
 
 # -- settings ------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ class _CatalogueOperations:
         )
 
     async def lint_rules(self, message: admin_pb2.LintRulesRequest) -> admin_pb2.LintRulesResponse:
-        found = self._catalogue.lint_rules(message.document)
+        found = await self._catalogue.lint_rules(message.document)
         return admin_pb2.LintRulesResponse(warnings=map(admin_answer.warning, found))
 
     async def get_settings(self, message: admin_pb2.GetSettingsRequest) -> admin_pb2.GetSettingsResponse:
