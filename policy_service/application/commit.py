@@ -33,7 +33,8 @@ from policy_service.domain.state import StateBook
 
 log = logging.getLogger(__name__)
 
-BATCH_LIMIT = 500
+BATCH_LIMIT = 64
+"""Reports folded in one transaction. Folding runs on the event loop: a larger batch would hold up selections."""
 BATCH_INTERVAL_S = 0.020
 RETRY_INTERVAL_S = 0.5
 TIMEOUTS_UNTIL_AWAY = 3

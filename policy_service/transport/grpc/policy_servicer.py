@@ -56,16 +56,13 @@ async def _later(pending: Any) -> Any:
         return error
 
 
-def _select_result(result: policy_pb2.SelectTargetResponse | PolicyError) -> policy_pb2.SelectTargetResult:
+def _put_report_result(
+    item: policy_pb2.ReportOutcomeResult, result: policy_pb2.ReportOutcomeResponse | PolicyError
+) -> None:
     if isinstance(result, PolicyError):
-        return policy_pb2.SelectTargetResult(error=to_status(result))
-    return policy_pb2.SelectTargetResult(answer=result)
-
-
-def _report_result(result: policy_pb2.ReportOutcomeResponse | PolicyError) -> policy_pb2.ReportOutcomeResult:
-    if isinstance(result, PolicyError):
-        return policy_pb2.ReportOutcomeResult(error=to_status(result))
-    return policy_pb2.ReportOutcomeResult(answer=result)
+        item.error.CopyFrom(to_status(result))
+    else:
+        item.answer.CopyFrom(result)
 
 
 class Selects(Protocol):
@@ -141,13 +138,19 @@ class PolicyServicer:
         """SelectTargets: each item on its own; those that wait do so together."""
         self._check_batch(len(message.items))
         results = await _each(message.items, self._select_item)
-        return policy_pb2.SelectTargetsResponse(results=map(_select_result, results))
+        response = policy_pb2.SelectTargetsResponse()
+        for result in results:
+            self._put_select(response.results.add(), result)
+        return response
 
     async def report_outcomes(self, message: policy_pb2.ReportOutcomesRequest) -> policy_pb2.ReportOutcomesResponse:
         """ReportOutcomes: each item on its own; those that commit share the next grouped commit."""
         self._check_batch(len(message.items))
         results = await _each(message.items, self._report_item)
-        return policy_pb2.ReportOutcomesResponse(results=map(_report_result, results))
+        response = policy_pb2.ReportOutcomesResponse()
+        for result in results:
+            _put_report_result(response.results.add(), result)
+        return response
 
     def _check_batch(self, size: int) -> None:
         limit = self._reading.limits.batch
@@ -155,15 +158,16 @@ class PolicyServicer:
             reason = "TOO_LARGE" if size else "FIELD_REQUIRED"
             raise InvalidRequestError((FieldProblem("items", f"{size} items", f"1 .. {limit} items", reason),))
 
-    def _select_item(
-        self, message: policy_pb2.SelectTargetRequest
-    ) -> policy_pb2.SelectTargetResponse | Awaitable[policy_pb2.SelectTargetResponse]:
+    def _select_item(self, message: policy_pb2.SelectTargetRequest) -> SelectAnswer | Awaitable[SelectAnswer]:
         request = select_request(message, self._reading)
         answer = self._selects.select_now(request)
-        return self._select_later(request) if answer is None else select_answer(answer, self._reading.seal)
+        return self._selects.select(request) if answer is None else answer
 
-    async def _select_later(self, request: SelectRequest) -> policy_pb2.SelectTargetResponse:
-        return select_answer(await self._selects.select(request), self._reading.seal)
+    def _put_select(self, item: policy_pb2.SelectTargetResult, result: SelectAnswer | PolicyError) -> None:
+        if isinstance(result, PolicyError):
+            item.error.CopyFrom(to_status(result))
+        else:
+            select_answer(result, self._reading.seal, item.answer)
 
     def _report_item(
         self, message: policy_pb2.ReportOutcomeRequest

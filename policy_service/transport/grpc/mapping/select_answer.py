@@ -51,18 +51,23 @@ CONTROL_HEADERS = (
 """Never sent upstream (spec/leases.md section 2, affinity.md section 1, strategies.md section 7)."""
 
 
-def select_answer(answer: SelectAnswer, seal: TokenSeal) -> policy_pb2.SelectTargetResponse:
-    """The answer on the wire. A token above its limit is cut by giving up the last fallbacks."""
+def select_answer(
+    answer: SelectAnswer, seal: TokenSeal, into: policy_pb2.SelectTargetResponse | None = None
+) -> policy_pb2.SelectTargetResponse:
+    """The answer on the wire. A token above its limit is cut by giving up the last fallbacks.
+
+    Args:
+        into: empty message to fill, such as one of a batch; None: a new one.
+    """
     answer, token = _sealed(answer, seal)
-    response = policy_pb2.SelectTargetResponse(
-        decision_id=answer.decision_id,
-        decision_token=token,
-        policy_revision=answer.policy_revision,
-        view_age_ms=answer.view_age_ms,
-        degraded=answer.is_degraded,
-        decided_at_unix_ms=answer.decided_at,
-        request_id=answer.request_id,
-    )
+    response = policy_pb2.SelectTargetResponse() if into is None else into
+    response.decision_id = answer.decision_id
+    response.decision_token = token
+    response.policy_revision = answer.policy_revision
+    response.view_age_ms = answer.view_age_ms
+    response.degraded = answer.is_degraded
+    response.decided_at_unix_ms = answer.decided_at
+    response.request_id = answer.request_id
     _put_verdict(response, answer.verdict)
     if answer.exclusions:
         response.exclusions.extend(map(exclusion, answer.exclusions))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -26,6 +26,7 @@ from policy_service.transport.grpc.limits import (
     MAX_EARLIER_ATTEMPTS,
     MAX_FALLBACKS,
     MAX_PIN_TTL_MS,
+    MAX_REQUEST_ID_CHARS,
     MAX_SESSION_KEY_CHARS,
     MAX_WAIT_MS,
     SESSION_HEADERS,
@@ -77,6 +78,15 @@ _SESSION_FIELDS = (
 )
 
 
+_KNOWN_REQUESTS: dict[bytes, SelectRequest] = {}
+"""Valid requests by their bytes without the request id: a gateway asks the same few questions again and again, and
+serialising one again costs a fraction of reading and checking it."""
+_MAX_KNOWN_REQUESTS = 512
+_MAX_KNOWN_REQUEST_BYTES = 65_536
+_OF_ONE_CALL = ("session", "lease", "traits", "estimated_tokens", "deadline_ms", "start_timeout_ms")
+"""Fields that differ from call to call; remembering such a request would only push the others out."""
+
+
 def select_request(message: policy_pb2.SelectTargetRequest, reading: Reading) -> SelectRequest:
     """The request as the use case reads it.
 
@@ -84,6 +94,32 @@ def select_request(message: policy_pb2.SelectTargetRequest, reading: Reading) ->
         InvalidRequestError: with every wrong field.
         TokenError: `previous_decision_token` is not a token of this fleet.
     """
+    if message.previous_decision_token or message.earlier_attempts or message.session_key:
+        return _read(message, reading)
+    own_id = message.request_id
+    message.ClearField("request_id")
+    data = message.SerializeToString()
+    known = _KNOWN_REQUESTS.get(data)
+    message.request_id = own_id
+    if known is None:
+        return _learn_request(data, message, reading)
+    if not own_id or len(own_id) > MAX_REQUEST_ID_CHARS or not own_id.isprintable():
+        return _read(message, reading)
+    return known._replace(request_id=own_id, is_retry_safe=True)
+
+
+def _learn_request(data: bytes, message: policy_pb2.SelectTargetRequest, reading: Reading) -> SelectRequest:
+    request = _read(message, reading)
+    has: Callable[[Any], bool] = message.HasField
+    is_repeated = not any(map(has, _OF_ONE_CALL)) and all(c.inputs is None for c in request.candidates)
+    if is_repeated and len(data) <= _MAX_KNOWN_REQUEST_BYTES:
+        if len(_KNOWN_REQUESTS) >= _MAX_KNOWN_REQUESTS:
+            _KNOWN_REQUESTS.clear()
+        _KNOWN_REQUESTS[data] = request
+    return request
+
+
+def _read(message: policy_pb2.SelectTargetRequest, reading: Reading) -> SelectRequest:
     problems = Problems()
     has = message.HasField
     request = SelectRequest(
