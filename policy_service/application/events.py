@@ -5,10 +5,13 @@ Self-contained and serialisable; the fold (`report_plan`) needs nothing else but
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from policy_service.domain.ids import Generations, Instant, Target
+from policy_service.domain.ids import DurationMs, Generations, Instant, Target
+from policy_service.domain.limit_reset import ClaimReport
 from policy_service.domain.outcome import Outcome
+from policy_service.domain.usage_wall_state import WaitWindow
 from policy_service.domain.verdict import Verdict
 
 
@@ -24,6 +27,28 @@ class ProbeRef:
     """HALF_OPEN round (generation at entry) in which it was granted (fleet.md section 3)."""
     local: bool = False
     """Granted without the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class WallCase:
+    """What the usage wall reads of a report on a connection that it concerns (spec/usage_wall.md section 4)."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Unified headers by suffix."""
+    sent_slow: bool = False
+    remaining_budget_ms: DurationMs | None = None
+    draw: float = 0.5
+    window: WaitWindow | None = None
+    """Wait window of the request so far."""
+    claim_id: str = ""
+    """Name of a claim that this report may open."""
+    claim_until: Instant = 0
+    """Last instant at which a transaction may open it: later its reporter has been answered. 0: not at all."""
+    claim: ClaimReport | None = None
+    """Result of a call of a claim."""
+    resumes: str | None = None
+    """Claim whose verdict this report was held for; empty: a claim that could not be opened in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +81,8 @@ class OutcomeEvent:
     """A tokenless success without elapsed time (fleet.md section 1)."""
     verdict: Verdict | None = None
     """Public verdict on a failure, judged once at arrival; it depends on the outcome alone."""
+    wall: WallCase | None = None
+    """Set where the usage wall concerns the connection; then it is asked before anything is classified."""
 
     @property
     def response_at(self) -> Instant:

@@ -6,11 +6,13 @@ Made of the fold's result; stored with the idempotency key in the transaction th
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.messages import Effect
 from policy_service.application.report_plan import FoldResult, fold
+from policy_service.application.wall_plan import MECHANISM, WallAnswer, intercept
 from policy_service.domain.facts import Fact
 from policy_service.domain.failure_kinds import failure_kind
 from policy_service.domain.ids import Instant
@@ -49,7 +51,12 @@ class ReportResult:
     effects: tuple[Effect, ...] = ()
     has_effect: bool = False
     is_local: bool = False
+    wall: WallAnswer | None = None
+    """What the usage wall said; None where it is not concerned."""
     facts: tuple[Fact, ...] = ()
+
+
+_KEPT = tuple(f.name for f in fields(ReportResult) if f.name != "facts")
 
 
 def fold_report(
@@ -61,7 +68,20 @@ def fold_report(
         now: time of the transaction; None: the event's own (a projection).
         replicas: replicas alive, for the evidence quorum; None: unknown.
     """
-    return _result(event, fold(book, event, policy, now=now, replicas=replicas))
+    asked = intercept(book, event, policy, now) if event.wall is not None else None
+    if asked is None:
+        return _result(event, fold(book, event, policy, now=now, replicas=replicas))
+    wall, facts = asked
+    if wall.intercepts:
+        effects = tuple(map(_effect, facts))
+        return ReportResult(reason=MECHANISM, effects=effects, has_effect=True, facts=facts, wall=wall)
+    return _beside(_result(event, fold(book, event, policy, now=now, replicas=replicas)), wall, facts)
+
+
+def _beside(result: ReportResult, wall: WallAnswer, facts: tuple[Fact, ...]) -> ReportResult:
+    """The ordinary result of a response that the wall let through, with what the wall noted."""
+    effects = tuple(map(_effect, facts))
+    return replace(result, wall=wall, effects=(*effects, *result.effects), facts=(*facts, *result.facts))
 
 
 def _result(event: OutcomeEvent, folded: FoldResult) -> ReportResult:
@@ -102,10 +122,7 @@ def _effect(fact: Fact) -> Effect:
 
 def encode(result: ReportResult) -> bytes:
     """Compact JSON without the facts."""
-    values = asdict(result)
-    del values["facts"]
-    values["effects"] = [list(effect) for effect in result.effects]
-    kept = {name: value for name, value in values.items() if value not in (None, "", 0, [], (), False)}
+    kept = {name: value for name in _KEPT if (value := getattr(result, name))}
     return json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -115,4 +132,12 @@ def decode(data: bytes) -> ReportResult:
     known = {name: values[name] for name in ReportResult.__dataclass_fields__ if name in values}
     known["effects"] = tuple(Effect(*effect) for effect in known.get("effects", ()))
     known["ignored"] = tuple(known.get("ignored", ()))
+    if "wall" in known:
+        known["wall"] = _wall(known["wall"])
     return ReportResult(**known)
+
+
+def _wall(values: list[Any]) -> WallAnswer:
+    """Positions that this release does not know are cut off."""
+    wall = WallAnswer(*values[: len(WallAnswer._fields)])
+    return wall if wall.window is None else wall._replace(window=(wall.window[0], wall.window[1], wall.window[2]))
