@@ -108,6 +108,10 @@ class Provider:
     """Rate limits are counted per model; says where the blame lies, keys of locks are not affected."""
     naive_times_offset: str = ""
     """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""
+    queue_wait_floor_ms: DurationMs = 0
+    """Least `queue.max_wait_ms` where the connection overrides none (spec/queue_admission.md section 1)."""
+    queue_scope: str = ""
+    """What the request queue is kept by beside the connection: `quota_scope`, `model_family`, `model` or nothing."""
     usage_wall: bool = False
     """Its OAuth subscriptions have a usage wall with a lower-priority lane and a weekly reset (spec/usage_wall.md)."""
     account_limit_texts: tuple[str, ...] = ()

@@ -22,15 +22,27 @@ from policy_service.domain.profiles import (
     LockoutProfile,
     PoolGuardProfile,
     ProviderCooldownProfile,
+    QueueProfile,
     RotationProfile,
     SlowFirstOutput,
     TerminalProfile,
     WaitProfile,
 )
+from policy_service.domain.queue_admission import effective_profile, is_paced
 from policy_service.domain.settings import SettingSources
 
 _KIND_OPEN_MS = {"rate_limit": 60_000, "quota_exhausted": 3_600_000}
 _ROTATION_STATUSES = (429, 500, 502, 400)
+_QUEUE = "queue."
+_QUEUE_FIELDS = tuple(name for name in QueueProfile.__slots__ if name != "rpm_override")
+_QUEUE_OVERRIDES = {
+    "rpm": "requests_per_minute",
+    "minTime": "min_time_between_requests_ms",
+    "maxConcurrent": "concurrent_requests",
+    "maxWaitMs": "max_wait_ms",
+    "executionMaxWaitMs": "execution_max_wait_ms",
+}
+"""Overrides of a connection (queue_admission.md section 1) by the settings that state them in the catalogue."""
 _DEFAULT_EGRESS_OFF = frozenset({"none", "off", "false", "0"})
 
 
@@ -53,6 +65,8 @@ class ConnectionPolicy:
     daily_reset_zone: str | None
     health_check_can_disable: bool
     in_egress_set: bool
+    queue: QueueProfile | None = None
+    """Pacing of the connection's requests; None: they are not paced (queue_admission.md)."""
 
     @property
     def counts_per_model(self) -> bool:
@@ -90,6 +104,8 @@ class Policy:
         self.direct_wait = self._direct_wait()
         self.pool_guard = self._pool_guard()
         self._capped = frozenset(c.id for c in catalogue.connections.values() if (c.max_concurrent or 0) > 0)
+        self.queue_fleet_limit = cast(int, self.setting("queue.global_concurrent_requests")) or None
+        self.has_gates = bool(self._capped) or self._paces()
         self.disabled_connections = frozenset(c.id for c in catalogue.connections.values() if not c.enabled)
         self._memo: dict[tuple[str, str, AuthClass | None], ConnectionPolicy] = {}
 
@@ -101,6 +117,14 @@ class Policy:
         """host:port of a declared connection; empty where the gateway knows it."""
         declared = self.catalogue.connections.get(connection)
         return declared.address if declared else ""
+
+    def _paces(self) -> bool:
+        """True where any connection may be paced; else nobody has to ask."""
+        blocks = [c.settings for c in self.catalogue.connections.values()]
+        blocks += [p.profile for p in self.catalogue.providers.values()]
+        return bool(self.setting("queue.auto_enable_api_key_providers")) or any(
+            name.startswith(_QUEUE) for block in blocks for name in block
+        )
 
     def canonical(self, provider: str) -> str:
         """Canonical id of a provider name or alias."""
@@ -150,6 +174,7 @@ class Policy:
             daily_reset_zone=cast("str | None", reader.get("daily_reset_zone")),
             health_check_can_disable=bool(reader.get("connection.health_check_can_disable")),
             in_egress_set=wanted in self.egress_providers,
+            queue=reader.queue(),
         )
 
     def _egress_providers(self) -> frozenset[str]:
@@ -196,6 +221,7 @@ class _Reader:
         self._sources = sources
         self._profile = provider.profile
         self._provider = provider
+        self._connection = connection
         self._own = connection.settings
         self._auth = auth
 
@@ -302,6 +328,24 @@ class _Reader:
             window_ms=self.get("rotation.window_ms"),
             rate_limit_reset_ms=round(float(self.get("rotation.rate_limit_reset_seconds")) * 1000),
         )
+
+    def queue(self) -> QueueProfile | None:
+        own, declared = self._queue_block(self._own), self._queue_block(self._profile)
+        auto_enable = bool(self.get("queue.auto_enable_api_key_providers"))
+        if not is_paced(declared | own, self._auth, auto_enable=auto_enable, is_active=self._connection.enabled):
+            return None
+        configured = QueueProfile(**{name: self._configured(f"{_QUEUE}{name}") for name in _QUEUE_FIELDS})
+        overrides = {theirs: own[ours] for theirs, ours in _QUEUE_OVERRIDES.items() if ours in own}
+        return effective_profile(configured, overrides, self._provider.queue_wait_floor_ms)
+
+    @staticmethod
+    def _queue_block(settings: Mapping[str, object]) -> dict[str, object]:
+        return {name.removeprefix(_QUEUE): value for name, value in settings.items() if name.startswith(_QUEUE)}
+
+    def _configured(self, name: str) -> Any:
+        """A queue setting apart from the numbers that the connection overrides: those have limits of their own."""
+        own = None if name.removeprefix(_QUEUE) in _QUEUE_OVERRIDES.values() else self._own
+        return self._sources.resolve(name, connection=own, catalogue=self._profile.get(name))
 
     def early_probe(self) -> EarlyProbeProfile:
         return EarlyProbeProfile(

@@ -165,6 +165,8 @@ class ProviderEntry(_Strict):
     limits_per_model: bool = False
     naive_times_offset: Annotated[str, Field(pattern=r"^([+-][0-2][0-9]:[0-5][0-9])?$")] = ""
     usage_wall: bool = False
+    queue_wait_floor_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
+    queue_scope: Literal["", "quota_scope", "model_family", "model"] = ""
     account_limit_texts: list[Text] = []
     restatement: list[RestatementEntry] = []
     error_rules: list[ErrorRuleEntry] = []
