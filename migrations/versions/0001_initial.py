@@ -502,6 +502,7 @@ def _create_usage_wall() -> None:
         sa.Column("granted_at", sa.BigInteger(), nullable=True),
         sa.Column("not_before", sa.BigInteger(), nullable=True),
         sa.Column("claim", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("touched_at", sa.BigInteger(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),

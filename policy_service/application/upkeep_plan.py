@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from policy_service.application.ports import Scope, Unit, UnitResult
-from policy_service.domain import breaker_burst, breaker_controls, lockout, lockout_upkeep, provider_cooldown
+from policy_service.domain import (
+    breaker_burst,
+    breaker_controls,
+    lockout,
+    lockout_upkeep,
+    provider_cooldown,
+    usage_wall_state,
+)
 from policy_service.domain.breaker import BreakerState
 from policy_service.domain.breaker_burst import BurstState
 from policy_service.domain.ids import DurationMs, Instant
@@ -18,6 +25,7 @@ from policy_service.domain.policy import Policy
 from policy_service.domain.pool_guard import PanicState
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Key, Row, StateBook
+from policy_service.domain.usage_wall_state import Lane
 
 MARGIN_MS: DurationMs = 60_000
 """Reports may be late by the delay of spool and network; evidence younger than this stays for them."""
@@ -32,6 +40,7 @@ def upkeep_unit(rows: Mapping[Key, Row], now: Instant, policy: Policy) -> Unit[i
     """
     seen = StateBook(rows)
     surplus = {row.key for row in lockout_upkeep.evictions(seen.rows(ModelLockState), now)}
+    surplus |= {row.key for row in usage_wall_state.surplus(seen.rows(Lane))}
     sweep(seen, now - MARGIN_MS, policy, surplus)
     if not seen.changes:
         return None
@@ -46,7 +55,8 @@ def sweep(book: StateBook, now: Instant, policy: Policy, surplus: Collection[Key
     """Shrink every row of the book that time has emptied; returns the number of rows changed.
 
     Args:
-        surplus: keys of model locks beyond the limit of the fleet; those that lock nothing are dropped.
+        surplus: keys of model locks and usage-wall rows beyond the limits of the fleet; locks that lock nothing and
+            rows that no report touched since are dropped.
     """
     before = len(book.changes)
     for row in (
@@ -55,6 +65,7 @@ def sweep(book: StateBook, now: Instant, policy: Policy, surplus: Collection[Key
         *_defaults(_idle_entries(book, now, policy)),
         *_defaults(_ended_pools(book, now)),
         *_swept_locks(book, now, surplus),
+        *_defaults(row for row in book.rows(Lane) if row.key in surplus and row.touched_at < now),
         *(PanicState(row.pool, row.live(now)) for row in book.rows(PanicState)),
     ):
         book.put(row)

@@ -8,6 +8,7 @@ projection nor a late commit opens one: the report is then held, and its follow-
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import NamedTuple
 
 from policy_service.application.events import OutcomeEvent, WallCase
@@ -81,7 +82,8 @@ def intercept(
     step = _step(lane, context_of(policy, event.target, may_open_claim=bool(case.claim_until)), case, event.at)
     if _opens(step, case) and (now is None or now > case.claim_until):
         return WallAnswer(Action.HOLD.value, hold_until=event.at, window=_window(case.window)), ()
-    book.put(step.lane)
+    if step.lane != lane:
+        book.put(replace(step.lane, touched_at=max(lane.touched_at, event.at)))
     return _answer(step), _facts(event, lane, step)
 
 

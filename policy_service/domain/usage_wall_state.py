@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
@@ -66,6 +66,8 @@ class Lane:
     not_before: Instant | None = None
     claim: LimitResetClaim | None = None
     """The open claim, or the last one with its verdict."""
+    touched_at: Instant = 0
+    """Newest report that changed the row."""
 
     @property
     def key(self) -> Key:
@@ -73,7 +75,7 @@ class Lane:
 
     @property
     def is_default(self) -> bool:
-        return self == Lane(self.provider, self.connection)
+        return replace(self, touched_at=0) == Lane(self.provider, self.connection)
 
     @property
     def generation(self) -> int:
@@ -82,6 +84,12 @@ class Lane:
     @classmethod
     def default(cls, key: Key) -> Self:
         return cls(key[1], key[2])
+
+
+def surplus(lanes: Iterable[Lane], limit: int = ROWS_KEPT) -> list[Lane]:
+    """Rows to drop so that at most `limit` stay: the least recently touched."""
+    oldest_first = sorted(lanes, key=lambda lane: (lane.touched_at, lane.key))
+    return oldest_first[: max(0, len(oldest_first) - limit)]
 
 
 def is_lane_active(lane: Lane, now: Instant) -> bool:

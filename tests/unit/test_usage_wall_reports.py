@@ -14,12 +14,13 @@ from policy_service.application import report_result
 from policy_service.application.errors import InvalidRequestError
 from policy_service.application.messages import ActionKind, LimitResetReport
 from policy_service.application.report_result import fold_report
+from policy_service.application.upkeep_plan import sweep
 from policy_service.application.usage_wall import claim_report
 from policy_service.domain.catalogue import Connection
 from policy_service.domain.ids import AuthClass, ProviderId
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import StateBook
-from policy_service.domain.usage_wall_state import Lane
+from policy_service.domain.usage_wall_state import Lane, surplus
 from policy_service.storage import event_codec
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import FakeTime, quick_settings, running
@@ -239,3 +240,13 @@ async def _until(condition: Any) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError("the condition did not come to hold")
+
+
+async def test_rows_beyond_the_limit_go_the_least_recently_touched_first_and_never_a_fresh_one(fleet: Fleet) -> None:
+    now = fleet.time.ms
+    rows = [Lane("claude", f"c{n}", requests_served=1, touched_at=now - 200_000 + n * 1_000) for n in range(5)]
+    assert [row.connection for row in surplus(reversed(rows), 3)] == ["c0", "c1"]
+    fresh = replace(rows[0], touched_at=now)
+    book = StateBook({row.key: row for row in (fresh, *rows[1:])})
+    sweep(book, now - 60_000, Policy(catalogue()), {fresh.key, rows[1].key})
+    assert set(book.changes) == {rows[1].key}
