@@ -35,7 +35,8 @@ class Registry:
     """Callers of the policy that a view has, and since which revision each managed connection has been listed.
 
     A revision that this replica did not follow in turn counts as the first one: its predecessor may have left a
-    connection out, and then other replicas may still offer it to everybody.
+    connection out, and then other replicas may still offer it to everybody. Revision 0 is not of the store; others
+    know nothing of it.
     """
 
     def __init__(self, view: View) -> None:
@@ -57,6 +58,7 @@ class Registry:
 
     def _follow(self, callers: Callers) -> None:
         before, after = self._callers.policy.revision, callers.policy.revision
-        kept = self._listed_in if after in (before, before + 1) else {}
+        is_in_turn = after == before or 0 < before == after - 1
+        kept = self._listed_in if is_in_turn else {}
         self._listed_in = {name: kept.get(name, after) for name in callers.managed}
         self._callers = callers

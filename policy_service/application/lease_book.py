@@ -103,7 +103,7 @@ class LeaseBook:
 
     async def fence(self, call: LeaseCall) -> FenceCheck:
         """May this very call be dispatched?"""
-        sight = await self.look((call.owner_hash,), (), call.generation)
+        sight = await self.settled(call.owner_hash, (), call.generation)
         own = lease.active_of_owner(sight.rows, call.owner_hash, sight.now)
         return FenceCheck(lease.fence(sight.rows, call, sight.now), sight.now, own)
 
@@ -130,21 +130,32 @@ class LeaseBook:
         scope = LeaseScope(tuple(owners), tuple(connections), generation)
         return await self._store.look(scope, timeout_ms=self._budget_ms)
 
+    async def settled(self, owner: str, connections: Iterable[str], generation: int) -> LeaseSight:
+        """Rows by which a fence is judged: nothing is under way on the owner's lease."""
+        scope = LeaseScope((owner,), tuple(connections), generation)
+        return await self._store.settled(scope, timeout_ms=self._budget_ms)
+
     async def sweep(self, callers: Mapping[str, Caller], revision: int) -> Swept:
         """End what lapsed, and what its key may no longer hold.
 
         Args:
-            callers: registry by id, as of catalogue `revision`; an older one than the store's ends nothing.
+            callers: registry by id, as of catalogue `revision`; an older one than the store's withdraws nothing.
         """
+        expired = await self._run(LeaseUnit(LeaseScope(everything=True), self._expire))
+        sight = await self.active()
+        if revision < sight.newest_revision:
+            return Swept(expired)
+        ends = [await self._end(row) for row in _withdrawn(sight, callers)]
+        return Swept(expired, sum(ends))
 
-        def run(sight: LeaseSight) -> LeaseWrites[Swept]:
-            lapsed = lease.expire(sight.rows, sight.now)
-            is_current = revision >= sight.newest_revision
-            gone = tuple(_withdrawn(sight, callers)) if is_current else ()
-            writes = (*lapsed, *gone)
-            return LeaseWrites(Swept(len(lapsed), len(gone)), writes, self._facts(sight, writes, NO_CAUSE))
+    def _expire(self, sight: LeaseSight) -> LeaseWrites[int]:
+        lapsed = lease.expire(sight.rows, sight.now)
+        return LeaseWrites(len(lapsed), lapsed, self._facts(sight, lapsed, NO_CAUSE))
 
-        return await self._run(LeaseUnit(LeaseScope(everything=True), run))
+    async def _end(self, row: LeaseRow) -> bool:
+        """End one active lease for the reason that `row` has; False where it is over already."""
+        call = LeaseCall(row.owner_hash, row.api_key_id, row.generation, reason=row.end_reason)
+        return (await self.invalidate(call)).result is LeaseResult.INVALIDATED
 
     def rules(self, sight: LeaseSight, terms: LeaseTerms) -> LeaseRules:
         """Numbers in force at the moment of the check."""

@@ -139,7 +139,7 @@ class ManagedSelection:
         caller, context = self.fence(request)
         pool = candidates(offers)
         with hard():
-            sight = await self._book.look((context.owner_hash,), [c.connection for c in pool], context.generation)
+            sight = await self._book.settled(context.owner_hash, [c.connection for c in pool], context.generation)
             own = fence_first(sight.rows, context, caller.id, request.forced_connection, sight.now)
             if isinstance(own, LeaseRefusal):
                 raise error_of(own)

@@ -25,7 +25,8 @@ class LeaseScope:
     """What an operation locks and reads.
 
     Of an owner: the active row, the one with the highest generation, and the newest of `generation`. Of a connection:
-    the active row and the newest one. `everything` adds every active row there is (sweeps, operators).
+    the active row and the newest one. `everything` adds every active row there is; a unit gets, and locks, only the
+    lapsed ones that nobody else is working on.
     """
 
     owners: tuple[str, ...] = ()
@@ -69,8 +70,8 @@ class LeaseUnit(Generic[T]):
 
 
 class LeaseStore(Protocol):
-    """Lease rows of the fleet. Both methods raise StoreUnavailableError where the store is away, does not answer within
-    `timeout_ms`, or where CONFLICTS tries met another writer."""
+    """Lease rows of the fleet. Every method raises StoreUnavailableError where the store is away or does not answer
+    within `timeout_ms`, `run` also where CONFLICTS tries met another writer."""
 
     async def run(self, unit: LeaseUnit[T], *, timeout_ms: DurationMs) -> T:
         """Run one operation and return its value."""
@@ -78,4 +79,11 @@ class LeaseStore(Protocol):
 
     async def look(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
         """Read without locks; writes nothing."""
+        ...
+
+    async def settled(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
+        """Read once no operation is under way on the owners' active leases; changes nothing.
+
+        What a fence is judged by: an end that was decided before `now` but committed later shows in it.
+        """
         ...

@@ -45,7 +45,10 @@ class MemoryLeaseStore:
         self.table = table or LeaseTable()
 
     async def run(self, unit: LeaseUnit[T], *, timeout_ms: DurationMs) -> T:
-        written = unit.run(await self.look(unit.scope, timeout_ms=timeout_ms))
+        sight = await self.look(unit.scope, timeout_ms=timeout_ms)
+        if unit.scope.everything:
+            sight = replace(sight, rows=tuple(row for row in sight.rows if row.expires_at <= sight.now))
+        written = unit.run(sight)
         for row in written.rows:
             self.table.put(row)
         self.table.check()
@@ -63,6 +66,9 @@ class MemoryLeaseStore:
             max(stored, default=0),
             stored.get(scope.listed_in),
         )
+
+    async def settled(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
+        return await self.look(scope, timeout_ms=timeout_ms)
 
     def _rows(self, scope: LeaseScope) -> Iterable[LeaseRow]:
         for row in self.table.rows:

@@ -12,7 +12,11 @@ LOCK_ROWS = """
 SELECT id FROM lease WHERE state = 'ACTIVE' AND (owner_hash = ANY($1::text[]) OR connection_id = ANY($2::text[]))
 ORDER BY id FOR UPDATE"""
 """$1 owners, $2 connections. Rows are locked after the sort."""
-LOCK_ACTIVE = "SELECT id FROM lease WHERE state = 'ACTIVE' ORDER BY id FOR UPDATE"
+SHARE_ROWS = "SELECT id FROM lease WHERE state = 'ACTIVE' AND owner_hash = ANY($1::text[]) ORDER BY id FOR SHARE"
+"""$1 owners. Waits for whoever is about to end a lease of theirs."""
+LOCK_LAPSED = f"""
+SELECT id FROM lease WHERE state = 'ACTIVE' AND expires_at <= {NOW_MS} ORDER BY id FOR UPDATE SKIP LOCKED"""
+"""A sweep waits for nobody and nobody for it: whoever works on a lapsed row ends it as well."""
 
 _HEAD = f"""
 SELECT 'head' AS tag, json_build_object('now', {NOW_MS}, 'epoch', coalesce(max(epoch), 1),

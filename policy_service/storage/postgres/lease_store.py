@@ -48,6 +48,14 @@ class PostgresLeaseStore:
 
         return await self._store.in_session(work, timeout_ms=timeout_ms)
 
+    async def settled(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
+        async def work(session: Session) -> LeaseSight:
+            async with session.transaction() as connection:
+                await session.execute(connection, sql.SHARE_ROWS, _clean(scope.owners))
+                return await _read(session, connection, scope)
+
+        return await self._store.in_session(work, timeout_ms=timeout_ms)
+
 
 async def _settle(session: Session, unit: LeaseUnit[T]) -> T:
     """Commit a unit; where another writer took its place in an index, look again at who won."""
@@ -75,7 +83,7 @@ async def _lock(session: Session, connection: AsyncConnection, scope: LeaseScope
     if keys:
         await session.execute(connection, sql.LOCK_KEYS, keys)
     if scope.everything:
-        rows = await session.execute(connection, sql.LOCK_ACTIVE)
+        rows = await session.execute(connection, sql.LOCK_LAPSED)
     else:
         rows = await session.execute(connection, sql.LOCK_ROWS, _clean(scope.owners), _clean(scope.connections))
     return frozenset(row[0] for row in rows)

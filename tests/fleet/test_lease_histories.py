@@ -1,0 +1,95 @@
+"""Leases are exact over a fleet, whatever stops, restarts, retries or sleeps (spec/leases.md section 4).
+
+`POLICY_FLEET_HISTORIES` sets how many histories the long form lives through.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from tests.fleet.lease_checker import (
+    Checked,
+    Period,
+    illegal_dispatches,
+    shared_ownership,
+    shrinking_generations,
+    stale_refusals,
+    wrongly_refused,
+)
+from tests.fleet.lease_histories import CONNECTIONS, OWNERS, cluster, run_histories
+
+SHORT = 25
+LONG = int(os.environ.get("POLICY_FLEET_HISTORIES", "500"))
+
+
+def violations(found: Sequence[Period], checks: Sequence[Checked]) -> list[str]:
+    """Everything that must not have happened."""
+    return [
+        *shared_ownership(found),
+        *shrinking_generations(found),
+        *illegal_dispatches(found, checks),
+        *wrongly_refused(found, checks),
+    ]
+
+
+async def prove(histories: int, at_once: int) -> None:
+    async with cluster() as fleet:
+        checks = await run_histories(fleet, range(histories), at_once=at_once)
+        found = await fleet.stored()
+        refused = stale_refusals(found, checks)
+        dispatched = sum(check.was_dispatched for check in checks)
+        print(
+            f"{histories} histories: {len(found)} periods, {dispatched} dispatches, {len(checks) - dispatched} refused "
+            f"({refused} of an old generation), {fleet.stops} stops, {fleet.restarts} restarts"
+        )
+    assert violations(found, checks) == []
+    assert len({period.owner for period in found}) > histories * OWNERS * 0.5, "too few owners ever got a lease"
+    assert len({period.connection for period in found}) > histories * CONNECTIONS * 0.8
+    assert dispatched > histories
+    assert refused > 0
+    assert fleet.stops > 0
+    assert fleet.restarts > 0
+
+
+async def test_histories_have_one_owner_growing_generations_and_no_dispatch_without_a_valid_fence() -> None:
+    await prove(SHORT, SHORT)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+async def test_many_histories_hold_the_same() -> None:
+    await prove(LONG, 40)
+
+
+async def test_skipping_the_check_shows_as_an_illegal_dispatch() -> None:
+    """The control: without the fence the same sessions call providers that are no longer theirs."""
+    async with cluster() as fleet:
+        checks = await run_histories(fleet, range(5), at_once=5, is_careful=False, is_disturbed=False)
+        found = await fleet.stored()
+    assert shared_ownership(found) == []
+    assert illegal_dispatches(found, checks) != []
+
+
+def period(number: int, owner: str, begins: int, ends: int, generation: int = 1, state: str = "RELEASED") -> Period:
+    return Period(number, owner, "c", generation, state, begins, ends, ends)
+
+
+def test_the_judge_sees_two_owners_of_a_connection_at_one_instant() -> None:
+    assert shared_ownership([period(1, "a", 0, 10), period(2, "b", 9, 20)]) != []
+    assert shared_ownership([period(1, "a", 0, 10), period(2, "b", 10, 20)]) == []
+
+
+def test_the_judge_sees_a_generation_that_did_not_grow() -> None:
+    assert shrinking_generations([period(1, "a", 0, 10), period(2, "a", 11, 20)]) != []
+    assert shrinking_generations([period(1, "a", 0, 10), period(2, "a", 11, 20, 2)]) == []
+
+
+def test_the_judge_sees_a_dispatch_after_the_end_and_a_refusal_within() -> None:
+    found = [period(1, "a", 0, 10, state="EXPIRED")]
+    assert illegal_dispatches(found, [Checked("a", "c", 1, 11, "VALID")]) != []
+    assert illegal_dispatches(found, [Checked("a", "c", 1, 9, "VALID")]) == []
+    assert illegal_dispatches(found, [Checked("a", "c", 2, 9, "VALID")]) != []
+    assert wrongly_refused(found, [Checked("a", "c", 1, 5, "STALE")]) != []
