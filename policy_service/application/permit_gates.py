@@ -10,6 +10,7 @@ from policy_service.domain.ids import AuthClass, Target
 from policy_service.domain.lockout_keys import scoped_model
 from policy_service.domain.permits import cap_of, combined, connection_gate, round_robin_gate, takes_permit
 from policy_service.domain.policy import ConnectionPolicy, Policy
+from policy_service.domain.profiles import QueueProfile
 from policy_service.domain.queue_admission import FLEET_GATE, LimiterScope, limiter_gate, limiter_key
 
 FREE = Passage()
@@ -73,6 +74,13 @@ def queue_key(found: ConnectionPolicy, target: Target) -> str:
         family=scoped,
         quota_scope=scoped,
     )
+
+
+def profile_of(policy: Policy, key: str) -> QueueProfile | None:
+    """Profile of the limiter with a key; None for other gates."""
+    provider, _, rest = key.partition(":")
+    connection = rest if rest in policy.catalogue.connections else rest.partition(":")[0]
+    return policy.for_connection(provider, connection).queue if connection else None
 
 
 def passage_of_keys(policy: Policy, gates: Iterable[Gate]) -> Passage:

@@ -6,10 +6,10 @@ them (spec/fleet.md section 5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
-from policy_service.application.messages import PermitGrant, PermitKind
+from policy_service.application.messages import PermitGrant, PermitKind, PermitRef
 from policy_service.application.ports_permits import Locked
 from policy_service.domain import line
 from policy_service.domain.gates import Gate, GateBook, PermitRow, PermitState
@@ -29,6 +29,7 @@ from policy_service.domain.queue_admission import (
     recover_wedge,
 )
 from policy_service.domain.queue_admission import retry_after_s as start_after_s
+from policy_service.domain.queue_learning import RateEvidence, learn
 
 QUEUE_TIMEOUT_MS: DurationMs = 30_000
 SATURATED = "concurrency_saturated"
@@ -137,6 +138,15 @@ class PermitChange:
     expires_at: Instant | None = None
     code: str = ""
     already_ended: bool = False
+
+
+_FOREIGN = ("early:", "pool:")
+"""Gates of early-probe and panic permits, which travel in tokens too but are not of the permit store."""
+
+
+def ids_of(refs: Iterable[PermitRef]) -> tuple[str, ...]:
+    """Permits of the permit store among those of a decision, each once."""
+    return tuple(dict.fromkeys(ref.permit_id for ref in refs if not ref.gate.startswith(_FOREIGN)))
 
 
 def store_lost(ask: PermitAsk) -> PermitOutcome:
@@ -332,6 +342,27 @@ def block(key: str, for_ms: DurationMs | None, until: Instant | None) -> Callabl
             line.block(book, key, end, now)
         gate = book.gates[key]
         return gate.blocked_until if gate.is_blocked(now) else None
+
+    return run
+
+
+def learned(
+    key: str, profile: QueueProfile, evidence: RateEvidence, replica: str, local: Collection[str]
+) -> Callable[[Locked], bool]:
+    """Change the pace of a limiter by what an answer said; True where that changes anything."""
+
+    def run(locked: Locked) -> bool:
+        book, now = locked.book, locked.now
+        gate = book.gates.get(key)
+        if gate is None or gate.pace is None:
+            return False
+        pace = learn(gate.pace, profile, evidence, now, profile.max_wait_ms)
+        if pace == gate.pace:
+            return False
+        book.put_gate(replace(gate, pace=pace))
+        line.settle(book, now)
+        claim_local(book, replica, now, local)
+        return True
 
     return run
 

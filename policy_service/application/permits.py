@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from policy_service.application import permit_work as work
 from policy_service.application.gate_loads import GateLoads
+from policy_service.application.messages import PermitRef
+from policy_service.application.permit_gates import profile_of
 from policy_service.application.permit_work import PermitAsk, PermitChange, PermitOutcome
 from policy_service.application.ports import Clock, Entropy, StoreUnavailableError
 from policy_service.application.ports_permits import GateStatus, PermitCommit, PermitStore, PermitUnit
 from policy_service.application.waiting_line import Verdict, Waiter, WaitingLine
 from policy_service.domain.gates import HEARTBEAT_MS, Gate, PermitRow
 from policy_service.domain.ids import DurationMs, Instant
+from policy_service.domain.policy import Policy
+from policy_service.domain.profiles import QueueProfile
+from policy_service.domain.queue_learning import LEARNED_ENTRIES, RateEvidence, may_write
+from policy_service.domain.rate_headers import rate_evidence
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +36,8 @@ OPERATION_MS: DurationMs = 2_000
 SLACK_MS: DurationMs = 2_000
 """Beyond its deadline a wait goes on for this long at most, for the store to say how it ended."""
 WITHDRAW_MS: DurationMs = 5_000
+RELEASE_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 0.0)
+NO_EVIDENCE = RateEvidence()
 NO_REVISION = -1
 """Older than every configuration: the gate stays as it is configured."""
 
@@ -68,6 +76,7 @@ class Permits:
         self.overflow = 0
         """Dispatches that went on without the permit they should have had."""
         self.withdrawn = 0
+        self._learned: dict[str, Instant] = {}
 
     async def start(self) -> None:
         """Listen for hand-offs of other replicas."""
@@ -172,16 +181,23 @@ class Permits:
             await self._change(each, work.release(each, self._replica, local)) for each in dict.fromkeys(permit_ids)
         ]
 
+    def release_decision(self, refs: Iterable[PermitRef]) -> None:
+        """Give back what a decision holds, in the background: its final report is in."""
+        self.release_soon(work.ids_of(refs))
+
     def release_soon(self, permit_ids: Sequence[str]) -> None:
         """Give permits back in the background; what cannot be given back ends by expiry."""
         if permit_ids:
-            self._later(self._release_quietly(tuple(permit_ids)))
+            self._later(self._release_patiently(tuple(permit_ids)))
 
-    async def _release_quietly(self, permit_ids: Sequence[str]) -> None:
-        try:
-            await self.release(permit_ids)
-        except StoreUnavailableError:
-            log.warning("%d permits could not be given back and end by expiry", len(permit_ids))
+    async def _release_patiently(self, permit_ids: Sequence[str]) -> None:
+        for pause_s in RELEASE_PAUSES_S:
+            try:
+                await self.release(permit_ids)
+                return
+            except StoreUnavailableError:
+                await asyncio.sleep(pause_s)
+        log.warning("%d permits could not be given back and end by expiry", len(permit_ids))
 
     async def cancel(self, request_id: str, *, keys: Sequence[str] = ()) -> list[PermitChange]:
         """Withdraw a request wherever it waits, or give back what it holds.
@@ -194,6 +210,33 @@ class Permits:
 
     async def _change(self, permit_id: str, run: Callable[..., PermitChange]) -> PermitChange:
         return (await self._run(PermitUnit(run, permit_id=permit_id), self._store_ms)).value
+
+    # -- learning ----------------------------------------------------------------------------------------
+    async def learn(self, key: str, profile: QueueProfile, evidence: RateEvidence) -> bool:
+        """Take what an answer said about the rate over into a limiter; True where it was written.
+
+        At most every 60 s per limiter, a 429 always: it drops what was learned (spec/queue_admission.md section 5).
+        """
+        if evidence == NO_EVIDENCE:
+            return False
+        now = self._clock.now()
+        if evidence.status != 429 and not may_write(self._learned.get(key), now):
+            return False
+        self._learned.pop(key, None)
+        self._learned[key] = now
+        while len(self._learned) > LEARNED_ENTRIES:
+            self._learned.pop(next(iter(self._learned)))
+        unit = PermitUnit(work.learned(key, profile, evidence, self._replica, self._line.ids), keys=(key,))
+        return (await self._run(unit, self._store_ms)).value
+
+    async def learn_from(self, permit_ids: Sequence[str], headers: Mapping[str, str], policy: Policy) -> None:
+        """Take rate headers over into the limiters of permits."""
+        for permit_id in permit_ids:
+            unit = PermitUnit(lambda locked: tuple(locked.book.gates), permit_id=permit_id)
+            for key in (await self._run(unit, self._store_ms)).value:
+                profile = profile_of(policy, key)
+                if profile is not None:
+                    await self.learn(key, profile, rate_evidence(headers, self._clock.now()))
 
     # -- operating ---------------------------------------------------------------------------------------
     async def block_gate(self, key: str, *, for_ms: DurationMs | None, until: Instant | None) -> Instant | None:
