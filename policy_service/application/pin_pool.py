@@ -38,10 +38,12 @@ class PinSettings:
 
 @dataclass(frozen=True, slots=True)
 class PinQuestion:
-    """One selection's question. `pool` is in the order of the eligible targets that it was made of."""
+    """One selection's question."""
 
     query: PinQuery
     pool: Sequence[PoolMember]
+    places: Sequence[int] = ()
+    """Places of the pool's members among the eligible targets that it was made of."""
     listed: Collection[str] = ()
     """Connections that the request could have, eligible or not."""
     refused: Mapping[str, Exclusion] = field(default_factory=dict)
@@ -100,22 +102,19 @@ def ask(
         return None
     provider, _, model = eligible[0]
     named = {target.connection for target in listed if target.provider == provider}
-    key = request.session_key or session_key(sources(request.session)) or ""
+    places = [i for i, target in enumerate(eligible) if target.provider == provider and target.model == model]
     query = PinQuery(
         request.caller_id,
         provider,
-        session_hash(provider, key) if key else "",
+        hash_of(request, provider),
         ttl_ms,
         settings.on_ineligible,
         settings.require_caller,
     )
     return PinQuestion(
         query,
-        [
-            _member(target.connection, policy, uses)
-            for target in eligible
-            if (target[0], target[2]) == (provider, model)
-        ],
+        [_member(eligible[place].connection, policy, uses) for place in places],
+        places,
         named,
         {exclusion.target.connection: exclusion for exclusion in exclusions if exclusion.target.provider == provider},
         frozenset(attempt.connection for attempt in request.earlier_attempts),
@@ -123,6 +122,12 @@ def ask(
         request.forced_connection,
         request.lease is not None,
     )
+
+
+def hash_of(request: SelectRequest, provider: str) -> str:
+    """Hash of the request's session key: the ready one, else derived; empty where it has none."""
+    key = request.session_key or session_key(sources(request.session))
+    return session_hash(provider, key) if key else ""
 
 
 def sources(session: SessionSource) -> SessionSources:

@@ -7,11 +7,12 @@ written in the background. Without the store pins are read from memory, and new 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from policy_service.application.messages import Affinity, PinRef, SelectRequest
 from policy_service.application.pin_cache import PinBacklog, PinCache, PinChange
-from policy_service.application.pin_pool import LastUses, PinQuestion, PinSettings, ask
+from policy_service.application.pin_pool import LastUses, PinQuestion, PinSettings, ask, hash_of
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_pins import PinKey, PinSeen, PinStore, SavedPin
 from policy_service.application.view import View
@@ -25,13 +26,12 @@ RACES = 3
 """Times that a pin is written anew when the one in the way vanishes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PinAnswer:
+class PinAnswer(NamedTuple):
     """What affinity says. `position` None: the account strategy decides."""
 
     affinity: Affinity
     position: int | None = None
-    """Place in the question's pool."""
+    """Place among the eligible targets that were given."""
     connection: str | None = None
     ref: PinRef | None = None
     """For the decision token."""
@@ -82,6 +82,34 @@ class Pins:
         return ask(request, self.settings, self._view.policy, self._uses, eligible, listed, exclusions)
 
     # -- selection -----------------------------------------------------------------------------------
+    def hit(self, request: SelectRequest, eligible: Sequence[Target], now: Instant) -> PinAnswer | None:
+        """The common case at little cost: the pin was read lately and its connection may serve.
+
+        None: ask `question`.
+        """
+        if not eligible or request.forced_connection or request.lease is not None or self.is_off(request):
+            return None
+        provider, _, model = eligible[0]
+        key = PinKey(request.caller_id, provider, hash_of(request, provider))
+        row = self.cache.get(key, now) if self._may_hold(key) else None
+        if row is None:
+            return None
+        wanted = (provider, row.connection_id, model)
+        place = next((i for i, target in enumerate(eligible) if target == wanted), None)
+        if place is None:
+            return None
+        ttl_ms = request.affinity_ttl_ms or self.settings.ttl_ms
+        ref = PinRef(row.session_hash, provider, row.connection_id, row.version, ttl_ms)
+        consecutive = self._uses.get(row.connection_id)[1] + 1
+        return PinAnswer(Affinity.HIT, place, row.connection_id, ref, row.connection_id, consecutive)
+
+    def _may_hold(self, key: PinKey) -> bool:
+        """False for a key without a session or a required caller, and while a change other than a refresh waits."""
+        if not key.session_hash or (self.settings.require_caller and not key.api_key_id):
+            return False
+        waiting = self.backlog.get(key)
+        return waiting is None or bool(waiting.refresh_ttl_ms)
+
     def choose_cached(self, question: PinQuestion, now: Instant) -> PinAnswer | None:
         """Answer from memory; None where the store must be asked, or written."""
         if not self._needs_pin(question):
@@ -248,7 +276,7 @@ def _answer(q: PinQuestion, decision: PinDecision, *, is_local: bool = False) ->
     if row is not None:
         version = 0 if is_local else row.version
         ref = PinRef(row.session_hash, row.provider, row.connection_id, version, q.query.ttl_ms)
-    places = (i for i, member in enumerate(q.pool) if member.connection == decision.connection)
+    places = (place for place, member in zip(q.places, q.pool, strict=True) if member.connection == decision.connection)
     return PinAnswer(
         Affinity(label.value),
         next(places, None) if decision.connection is not None else None,

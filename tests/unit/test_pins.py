@@ -76,6 +76,10 @@ class Member:
     def choose_now(self, *eligible: str, **request: object) -> PinAnswer | None:
         return self.pins.choose_cached(self.question(*eligible, **request), self.fleet.time.ms)  # type: ignore[arg-type]
 
+    def hit(self, *eligible: str, **request: object) -> PinAnswer | None:
+        asked = SelectRequest("r", **{"session_key": "s1", "caller_id": "u", **request})  # type: ignore[arg-type]
+        return self.pins.hit(asked, [target(name) for name in eligible], self.fleet.time.ms)
+
     def question(self, *eligible: str, refused: dict[str, str] | None = None, **request: object):  # type: ignore[no-untyped-def]
         asked = SelectRequest("r", **{"session_key": "s1", "caller_id": "u", **request})  # type: ignore[arg-type]
         refusals = [Exclusion(target(name), reason) for name, reason in (refused or {}).items()]
@@ -315,9 +319,10 @@ async def test_field_18_an_exhausted_account_is_left_for_a_while_and_a_stream_th
     answer = await one.choose("a", "b")
     fleet.time.ms += 60_000
     one.show(cooling("a", fleet.time.ms + 30_000))
+    refused = one.reported(answer, "a", FAILED, status=429, first_byte_ms=5)
     early_end = one.reported(answer, "a", FAILED, end=EndKind.NETWORK_ERROR, status=None, network_error="reset")
     error_first = one.reported(answer, "a", FAILED, ReportExtras(stream_error=b"{}"), status=200, first_byte_ms=5)
-    assert [early_end, error_first] == ["kept", "kept"]
+    assert [refused, early_end, error_first] == ["kept", "kept", "kept"]
     away = await one.choose("b", refused={"a": "connection_cooldown"})
     assert (away.affinity, one.reported(away, "b")) == ("detour", "kept")
     await one.reports.flush()
@@ -399,6 +404,55 @@ async def test_the_next_selection_does_not_read_a_pin_whose_eviction_is_still_qu
     row = fleet.pin()
     assert row is not None
     assert row.connection_id == "b", "the eviction names the old pin only"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_refresh_that_was_under_way_does_not_bring_an_evicted_pin_back(is_away: bool) -> None:
+    one = Fleet().member()
+    answer = await one.choose("a", "b")
+    one.fleet.time.ms += 60_000
+    one.reported(answer, "a", FAILED)
+    one.pins.cache.put(*_stored(one), one.fleet.time.ms)
+    one.store.is_away = is_away
+    assert one.choose_now("a", "b") is None
+    assert one.hit("a", "b") is None
+    assert (await one.choose("b", "a")).affinity == ("local" if is_away else "created")
+
+
+def _stored(member: Member) -> tuple[PinKey, PinRow]:
+    (entry,) = member.fleet.table.rows.items()
+    return entry
+
+
+async def test_the_short_way_says_what_the_long_one_says_or_nothing() -> None:
+    one = Fleet().member()
+    assert one.hit("a", "b") is None
+    await one.choose("a", "b")
+    for pool in (("a", "b"), ("b", "a"), ("c", "b", "a")):
+        assert one.hit(*pool) == one.choose_now(*pool)
+    for request in (
+        {"forced_connection": "b"},
+        {"lease": LeaseContext("h", 1)},
+        {"session_key": ""},
+        {"caller_id": "v"},
+    ):
+        assert one.hit("a", "b", **request) is None
+    assert one.hit("b", "c") is None
+    one.fleet.time.ms += 15_001
+    assert one.hit("a", "b") is None
+
+
+async def test_positions_are_those_of_the_eligible_targets_also_where_others_stand_between() -> None:
+    one = Fleet().member()
+    mixed = [target("a"), target("x", "codex"), target("b")]
+    request = SelectRequest("r", session_key="s1", caller_id="u")
+    await one.choose("b")
+    question = one.pins.question(request, mixed, mixed)
+    assert question is not None
+    long_way = one.pins.choose_cached(question, one.fleet.time.ms)
+    assert long_way is not None
+    assert long_way.position == 2
+    assert one.pins.hit(request, mixed, one.fleet.time.ms) == long_way
 
 
 async def test_a_late_eviction_spares_the_pin_that_was_made_since() -> None:
