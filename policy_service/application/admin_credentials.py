@@ -74,7 +74,7 @@ class CredentialAdmin:
         """
         now = self._clock.now()
         wanted = {self._view.policy.canonical(name) for name in providers}
-        coming = sorted(self._coming(wanted, now))
+        coming = sorted(self._coming(wanted))
         for due in coming:
             if due.at > now:
                 break
@@ -83,12 +83,12 @@ class CredentialAdmin:
         later = (due.at - now for due in coming if due.at > now)
         return CredentialRetry(min((SWEEP_MS, *later)))
 
-    def _coming(self, wanted: Collection[str], now: Instant) -> Iterator[Due]:
+    def _coming(self, wanted: Collection[str]) -> Iterator[Due]:
         for row in self._view.rows.values():
             if isinstance(row, ConnectionState) and (not wanted or row.provider in wanted):
                 at = terminal.next_retry_at(row)
                 if at is not None:
-                    yield Due(_free_at(row, at, now), row.provider, row.connection)
+                    yield Due(at, row.provider, row.connection)
 
     async def _grant(self, due: Due) -> CredentialRetry | None:
         permit_id = _permit_id(self._acts.new_id(), due)
@@ -134,12 +134,6 @@ class CredentialAdmin:
 
 
 _REASONS = {True: "retry_succeeded", False: "retry_failed"}
-
-
-def _free_at(row: ConnectionState, at: Instant, now: Instant) -> Instant:
-    """While a permit is out, nothing is due before its end."""
-    until = row.retry_permit_until
-    return max(at, until) if until is not None and until > now else at
 
 
 def _result(row: ConnectionState) -> CredentialResult:

@@ -300,3 +300,11 @@ async def test_facts_are_listed_page_by_page_newest_first() -> None:
 async def test_a_decision_without_facts_is_not_found() -> None:
     with pytest.raises(NotFoundError):
         await Operated().facts.explain("none")
+
+
+async def test_a_patch_back_to_an_earlier_document_takes_effect() -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        for value in (3, 4, 3):
+            await fleet.catalogue.patch_settings({"breaker.half_open_probes": value}, ALICE)
+            assert fleet.value("breaker.half_open_probes") == (value, "stored")

@@ -200,3 +200,14 @@ async def test_nothing_is_handed_out_while_the_store_is_away() -> None:
         with pytest.raises(StoreLostError):
             await gateway.credentials.next_retry()
         gateway.store.is_away = False
+
+
+async def test_while_a_permit_is_out_the_store_is_left_alone() -> None:
+    gateway = Gateway()
+    async with running(gateway.replica):
+        await gateway.expire("a")
+        await gateway.credentials.next_retry()
+        gateway.time.ms += 5 * MINUTE - 20_000
+        before = gateway.store.statements
+        assert (await gateway.credentials.next_retry()).next_due_ms == 20_000
+        assert gateway.store.statements == before

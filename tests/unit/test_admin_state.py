@@ -367,3 +367,12 @@ async def test_each_blocked_second_has_a_fact_with_rule_evidence_replica_and_req
         assert told.hint_source == "header"
         assert told.deadline_at is not None
         assert told.deadline_at - told.at == 60_000
+
+
+async def test_clearing_every_model_cooldown_ends_the_timers_of_family_pools_too() -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        await report(fleet.replica, failure("a", 429, provider="codex"))
+        assert reasons(await select(fleet.replica, ask("a", provider="codex", explain=True)))
+        await fleet.state.clear_all_model_locks(ALICE)
+        assert chosen(await select(fleet.replica, ask("a", provider="codex"))) == "a"
