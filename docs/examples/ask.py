@@ -2,6 +2,7 @@
 
     python docs/examples/ask.py select openai/main/gpt-4o openai/spare/gpt-4o
     python docs/examples/ask.py report openai/main/gpt-4o 429 --header retry-after=60
+    python docs/examples/ask.py call openai/main/gpt-4o openai/spare/gpt-4o --answers 503,200
 
 A target is PROVIDER/CONNECTION/MODEL. The service is looked for where POLICY_LISTEN_TCP says, else at 127.0.0.1:50051.
 """
@@ -30,14 +31,38 @@ def main() -> None:
 
 def select(stub: Any, given: argparse.Namespace) -> Iterator[str]:
     """SelectTarget over inline candidates or a route, with the exclusions."""
+    for _ in range(given.times):
+        answer = stub.SelectTarget(_selection(given))
+        yield from _verdict(answer)
+    yield from (_exclusion(each) for each in answer.exclusions)
+
+
+def call(stub: Any, given: argparse.Namespace) -> Iterator[str]:
+    """One client request: a decision, then an attempt for each of the answers, all under the decision's token."""
+    decision = stub.SelectTarget(_selection(given))
+    yield from _verdict(decision)
+    target, answers = decision.dispatch.target, given.answers.split(",")
+    for attempt, outcome in enumerate(answers):
+        request = policy_pb2.ReportOutcomeRequest(
+            decision_token=decision.decision_token,
+            attempt=attempt,
+            target=target,
+            final=attempt == len(answers) - 1,
+            **_end(outcome),
+        )
+        answer = stub.ReportOutcome(request)
+        yield f"attempt {attempt}: {_name(target)} {outcome}, next: {answer.action.kind_text}"
+        yield from (_effect(each) for each in answer.effects)
+        yield from (f"ignored: {text}" for text in answer.ignored_texts)
+        target = answer.action.next_target
+
+
+def _selection(given: argparse.Namespace) -> Any:
     request = policy_pb2.SelectTargetRequest(
         route=given.route, caller_id=given.caller, session_key=given.session, allow_wait=not given.no_wait, explain=True
     )
     request.candidates.extend(types_pb2.Candidate(**_parts(text)) for text in given.targets)
-    for _ in range(given.times):
-        answer = stub.SelectTarget(request)
-        yield from _verdict(answer)
-    yield from (_exclusion(each) for each in answer.exclusions)
+    return request
 
 
 def report(stub: Any, given: argparse.Namespace) -> Iterator[str]:
@@ -108,22 +133,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ask a running policy service, or report an outcome.")
     commands = parser.add_subparsers(required=True)
     asks = commands.add_parser("select", help="Where may a request go now?")
-    asks.add_argument("targets", nargs="*")
-    for name in ("route", "caller", "session"):
-        asks.add_argument(f"--{name}", default="")
-    asks.add_argument("--no-wait", action="store_true")
-    asks.add_argument("--times", type=int, default=1)
-    asks.set_defaults(run=select)
-    tells = commands.add_parser(
-        "report", help="This is what came back: an HTTP status, or a network error such as dns."
-    )
+    calls = commands.add_parser("call", help="One client request with the given answers of upstreams.")
+    for command, run in ((asks, select), (calls, call)):
+        command.add_argument("targets", nargs="*")
+        for name in ("route", "caller", "session"):
+            command.add_argument(f"--{name}", default="")
+        command.add_argument("--no-wait", action="store_true")
+        command.set_defaults(run=run)
+    calls.add_argument("--answers", required=True, help="HTTP statuses or network errors, separated by commas.")
+    tells = commands.add_parser("report", help="What came back: an HTTP status, or a network error such as dns.")
     tells.add_argument("target")
     tells.add_argument("outcome")
-    tells.add_argument("--times", type=int, default=1)
     tells.add_argument("--header", action="append", default=[])
     tells.add_argument("--body", default="")
     tells.add_argument("--egress", default="")
     tells.set_defaults(run=report)
+    for command in (asks, tells):
+        command.add_argument("--times", type=int, default=1)
     return parser
 
 

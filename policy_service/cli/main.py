@@ -185,7 +185,7 @@ def config_docs(
     ),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if the file is out of date.")] = False,
 ) -> None:
-    """Write the configuration reference from the models."""
+    """Write the configuration reference from the models, and the reference of signals and rules beside it."""
     from policy_service.cli.config import docs
 
     raise typer.Exit(docs(out, check_only=check))
