@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policy_service.application.classify import restated
 from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
 from policy_service.application.events import OutcomeEvent, ProbeRef
@@ -25,10 +24,10 @@ from policy_service.application.messages import (
     Verdict,
 )
 from policy_service.application.ports import Clock, SpoolFullError
+from policy_service.application.report_meaning import meaning_of
 from policy_service.application.report_result import ReportResult, fold_report
 from policy_service.application.successes import SuccessRing, Waiting
 from policy_service.application.view import View
-from policy_service.domain import verdict as judged
 from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind, Origin, Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
@@ -186,12 +185,10 @@ class ReportOutcome:
             final=request.final,
             statistics_only=token is None and outcome.is_success and request.elapsed_ms is None,
         )
-        return event if outcome.is_success else replace(event, verdict=self._verdict(outcome, served, now))
-
-    def _verdict(self, outcome: Outcome, served: TokenTarget, now: Instant) -> judged.Verdict:
-        target = served.target
-        policy = self._view.policy.for_connection(target.provider, target.connection, outcome.auth_class)
-        return judged.judge(restated(outcome, policy), policy, now)
+        if outcome.is_success:
+            return event
+        # The very outcome object is kept: the meaning found here serves every fold of the event.
+        return replace(event, verdict=meaning_of(event, self._view.policy).verdict)
 
     def _outcome(self, request: ReportRequest, target: Target) -> Outcome:
         extras = request.extras

@@ -28,6 +28,7 @@ from policy_service.application.connection_plan import (
 )
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.ports import Scope
+from policy_service.application.report_meaning import Meaning, meaning_of, named_outcome
 from policy_service.domain import early_probe, lockout, provider_cooldown
 from policy_service.domain.breaker import split_name
 from policy_service.domain.breaker_probe import Verdict
@@ -35,17 +36,15 @@ from policy_service.domain.classification import classify_reading, resolve
 from policy_service.domain.decision_record import Classification, DecisionRecord
 from policy_service.domain.error_types import provider_does_not_serve
 from policy_service.domain.facts import Cause, Fact, FactLog
-from policy_service.domain.guards import local_guard
 from policy_service.domain.ids import Instant
 from policy_service.domain.lockout import Place
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.reading import Reading
-from policy_service.domain.restatement import Restated, restate
+from policy_service.domain.restatement import Restated
 from policy_service.domain.state import StateBook
 
-UNREADABLE = "unreadable"
 DUPLICATE = "duplicate"
 STALE_SUCCESS = "stale_success"
 REQUEST_RULES = frozenset(
@@ -88,7 +87,8 @@ class _Report:
     whole: Policy
     policy: ConnectionPolicy
     outcome: Outcome
-    restated: Restated | None
+    read: Meaning | None
+    """What a failure means; None for a success."""
     facts: FactLog
     draw: float
     now: Instant | None
@@ -174,24 +174,14 @@ def _may_exhaust_address(event: OutcomeEvent, policy: Policy) -> bool:
 def _read(
     book: StateBook, event: OutcomeEvent, policy: Policy, draw: float, now: Instant | None, replicas: int | None
 ) -> _Report:
-    provider, connection, model = event.target
-    applies = policy.for_connection(provider, connection, event.outcome.auth_class)
-    outcome = event.outcome
-    if (outcome.provider, outcome.connection, outcome.model) != event.target:
-        outcome = replace(outcome, provider=provider, connection=connection, model=model)
-    restated = _restated(outcome, applies, event.at)
-    if restated is not None and restated.rule_id is not None:
-        outcome = replace(outcome, status=restated.status)
-    return _Report(book, event, policy, applies, outcome, restated, _fact_log(event, restated), draw, now, replicas)
-
-
-def _restated(outcome: Outcome, policy: ConnectionPolicy, at: Instant) -> Restated | None:
-    """Step 2. Only answers with a status line of their own are restated, no error inside a 200."""
-    status = outcome.status
-    if outcome.is_success or status is None or outcome.network_error or outcome.inner_status == status:
-        return None
-    hint = Reading(outcome, policy, at).hint
-    return restate(policy.provider, status, outcome.message, outcome.body, hint.wait_ms if hint else None)
+    if event.outcome.is_success:
+        provider, connection, _ = event.target
+        applies = policy.for_connection(provider, connection, event.outcome.auth_class)
+        log = _fact_log(event, None)
+        return _Report(book, event, policy, applies, named_outcome(event), None, log, draw, now, replicas)
+    read = meaning_of(event, policy)
+    log = _fact_log(event, read.restated)
+    return _Report(book, event, policy, read.policy, read.outcome, read, log, draw, now, replicas)
 
 
 def _fact_log(event: OutcomeEvent, restated: Restated | None) -> FactLog:
@@ -236,10 +226,11 @@ def _clear_provider_cooldown(report: _Report) -> None:
 
 # --- failure ------------------------------------------------------------------------------------------------
 def _fold_failure(report: _Report) -> FoldResult:
-    outcome, policy = report.outcome, report.policy
-    guard = local_guard(outcome, policy) or (UNREADABLE if outcome.status is None else "")
-    reading = Reading(outcome, policy, report.event.at)
-    found = classify_reading(reading, rotation_failures(report.book, outcome, policy, report.event.at))
+    read, outcome, policy = report.read, report.outcome, report.policy
+    assert read is not None
+    guard, reading, found = read.guard, read.reading, read.found
+    if policy.rotation.enabled:
+        found = classify_reading(reading, rotation_failures(report.book, outcome, policy, report.event.at))
     breaker = fold_breaker(report.book, _breaker_case(report, found), report.facts)
     if breaker.closed:
         _clear_provider_cooldown(report)
@@ -248,7 +239,7 @@ def _fold_failure(report: _Report) -> FoldResult:
         verdict=breaker.verdict,
         breaker_exclusion=breaker.exclusion,
         guard=guard,
-        restated=report.restated,
+        restated=read.restated,
         classification=found,
         record=resolve(found, 0, policy),
     )

@@ -7,7 +7,7 @@ same step in which the rows arrive. Not thread-safe: one event loop owns it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ from policy_service.domain.ids import Generations, Instant, Target
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import Key, Row, StateBook
 
-REFOLD_LIMIT = 1_000
-"""With more pending events than this (a drain after an outage) the projection is kept as it is until most of
-them are committed: folding all of them again after every batch would stall the loop. The kept projection can
-only exclude too much, for as long as the drain lasts."""
+REFOLD_LIMIT = 64
+"""Pending events that are folded again when a row they wrote turns out otherwise than projected (another replica was
+there first). With more of them (a storm, a drain after an outage) such a row is shown as committed instead, without
+this replica's own pending events on top, so that folding never holds up selections; each commit brings them in."""
 
 Fold = Callable[[StateBook, OutcomeEvent, Policy], object]
 Listener = Callable[[], None]
@@ -32,7 +32,8 @@ class Pending:
 
     number: int
     event: OutcomeEvent
-    touched: tuple[Key, ...] = ()
+    after: Mapping[Key, Row]
+    """Rows as this event's projection left them."""
 
 
 class View:
@@ -51,6 +52,8 @@ class View:
         self._rows: dict[Key, Row] = {}
         self._by_provider: dict[str, dict[Key, Row]] = {}
         self._pending: deque[Pending] = deque()
+        self._touches: Counter[Key] = Counter()
+        """How many pending events wrote each key."""
         self._listeners: list[Listener] = []
         self.as_of: Instant = 0
         self.watermark = ""
@@ -109,7 +112,8 @@ class View:
     def set_policy(self, policy: Policy) -> None:
         """Swap the compiled revision; everything else stays."""
         self.policy = policy
-        self._reproject(set())
+        if len(self._pending) <= REFOLD_LIMIT:
+            self._refold()
 
     def apply(self, feed: Feed, incarnation: str) -> None:
         """Apply one poll or full load: rows, progress of this replica and freshness in one step."""
@@ -122,8 +126,8 @@ class View:
             changed |= self._take((*feed.rows, *kept))
         else:
             changed = self._take(feed.rows)
-        self._drop_pending(feed.progress.get(incarnation, 0), changed)
-        self._refresh(changed)
+        expected = self._drop_pending(feed.progress.get(incarnation, 0))
+        self._refresh(changed, expected)
         self.as_of = max(self.as_of, feed.as_of)
         self.watermark = feed.watermark
         self._notify(changed)
@@ -131,21 +135,16 @@ class View:
     def apply_committed(self, rows: Iterable[Versioned], folded_up_to: int = 0) -> None:
         """Apply the rows of this replica's own commit and drop the events that it folded."""
         changed = self._take(rows)
-        self._drop_pending(folded_up_to, changed)
-        self._refresh(changed)
-        self._notify(changed)
+        expected = self._drop_pending(folded_up_to)
+        self._refresh(changed, expected)
+        self._notify(changed or set(expected))
 
     def add_pending(self, number: int, event: OutcomeEvent) -> object:
         """Fold a fresh event on top of the view and keep it until a commit shows it; the fold's result."""
         book = StateBook(self._rows)
         result = self._fold(book, event, self.policy)
-        self._pending.append(Pending(number, event, tuple(book.changes)))
-        if book.changes:
-            self._overlay.update(book.changes)
-            changed = set(book.changes)
-            for key in changed:
-                self._show(key)
-            self._notify(changed)
+        self._project(Pending(number, event, book.changes))
+        self._notify(set(book.changes))
         return result
 
     def _unseen_own(self, loaded: Mapping[Key, Versioned]) -> list[Versioned]:
@@ -162,34 +161,54 @@ class View:
                 changed.add(key)
         return changed
 
-    def _drop_pending(self, folded_up_to: int, changed: set[Key]) -> None:
+    def _drop_pending(self, folded_up_to: int) -> dict[Key, Row]:
+        """Forget events that are committed; the rows as their projection left them."""
+        expected: dict[Key, Row] = {}
         while self._pending and self._pending[0].number <= folded_up_to:
-            changed.update(self._pending.popleft().touched)
+            gone = self._pending.popleft()
+            expected.update(gone.after)
+            self._touches.subtract(gone.after.keys())
+        return expected
 
-    def _refresh(self, changed: set[Key]) -> None:
-        """Show changed keys; pending events are folded again only if one of them touches such a key."""
-        if self._overlay or self._pending:
-            self._reproject(changed)
-        else:
-            for key in changed:
-                self._show(key)
-
-    def _reproject(self, changed: set[Key]) -> None:
-        if len(self._pending) > REFOLD_LIMIT:
-            for key in changed:
-                self._show(key)
-            return
-        changed |= set(self._overlay)
-        self._overlay = {}
-        for key in changed:
+    def _refresh(self, changed: set[Key], expected: Mapping[Key, Row]) -> None:
+        """Show changed keys. Projections of the remaining events hold while the committed rows beneath them are what
+        they were made from; what they only read may have changed, which the next commit puts right."""
+        diverged = False
+        for key in changed | expected.keys():
+            if self._touches[key] <= 0:
+                del self._touches[key]
+                self._overlay.pop(key, None)
+            elif key in changed and expected.get(key) != self._committed_row(key):
+                diverged = True
+                if len(self._pending) > REFOLD_LIMIT:
+                    self._overlay.pop(key, None)
             self._show(key)
-        for pending in self._pending:
+        if diverged and len(self._pending) <= REFOLD_LIMIT:
+            self._refold()
+
+    def _refold(self) -> None:
+        """Fold every pending event anew on top of the committed rows."""
+        before, self._overlay = self._overlay, {}
+        self._touches.clear()
+        for key in before:
+            self._show(key)
+        pending, self._pending = self._pending, deque()
+        for each in pending:
             book = StateBook(self._rows)
-            self._fold(book, pending.event, self.policy)
-            pending.touched = tuple(book.changes)
-            self._overlay.update(book.changes)
-            for key in book.changes:
-                self._show(key)
+            self._fold(book, each.event, self.policy)
+            self._project(Pending(each.number, each.event, book.changes))
+
+    def _project(self, pending: Pending) -> None:
+        """Show what an event left, on top of everything before it."""
+        self._pending.append(pending)
+        self._overlay.update(pending.after)
+        self._touches.update(pending.after.keys())
+        for key in pending.after:
+            self._show(key)
+
+    def _committed_row(self, key: Key) -> Row | None:
+        known = self._committed.get(key)
+        return known.row if known else None
 
     def _show(self, key: Key) -> None:
         """Bring the effective row and the provider index of one key up to date."""

@@ -88,7 +88,17 @@ def judge(outcome: Outcome, policy: ConnectionPolicy, now: Instant) -> Verdict:
         now: instant against which absolute times are read, ms.
     """
     reading = Reading(outcome, policy, now)
-    case = Case(reading, local_guard(outcome, policy), classify_reading(reading), error_type_of(reading))
+    return judge_reading(reading, local_guard(outcome, policy), classify_reading(reading))
+
+
+def judge_reading(reading: Reading, guard: str, found: Classification) -> Verdict:
+    """As `judge`, for an outcome that was read and classified already.
+
+    Args:
+        guard: name of the local guard that ends the evaluation; empty without one.
+        found: what the pipeline says.
+    """
+    case = Case(reading, guard, found, error_type_of(reading))
     row = next(row for row in ROWS if row.when(case))
     scope = limit_scope(case) if row.scope == LIMIT else row.scope
     fallback = guard_allows_fallback(case.guard) if row.id == _BY_GUARD else row.fallback
