@@ -247,7 +247,7 @@ async def test_two_patches_of_different_fields_both_survive(tmp_path: Path, embe
         assert {answer.version for answer in await asyncio.gather(*calls)} <= {1, 2, 3, 4}
 
         async def follows() -> bool:
-            return (await one.admin.GetSettings(admin_pb2.GetSettingsRequest())).version == len(patches)
+            return bool((await one.admin.GetSettings(admin_pb2.GetSettingsRequest())).version == len(patches))
 
         await until(follows)
         answer = await one.admin.GetSettings(admin_pb2.GetSettingsRequest(with_sources=True))
