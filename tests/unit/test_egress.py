@@ -66,6 +66,36 @@ def test_a_connection_that_stays_on_its_address_is_written_seldom() -> None:
     assert egress.sighted(row, (), egress.REFRESH_MS) == seen("f", "a", egress.REFRESH_MS)
 
 
+def test_a_sighting_is_refreshed_after_ten_minutes() -> None:
+    assert egress.sighted(seen("f", "a", 0), (), 599_999) is None
+    assert egress.sighted(seen("f", "a", 0), (), 600_000) is not None
+
+
+def test_a_late_outcome_never_takes_a_sighting_back() -> None:
+    assert egress.sighted(seen("f", "a", 9), [seen("f", "b", 10)], 5) == seen("f", "a", 9)
+
+
+def test_sightings_of_the_same_instant_are_no_move() -> None:
+    assert egress.sighted(seen("f", "a", 5), [seen("f", "b", 5)], 6) is None
+
+
+def test_an_absent_sighting_is_named_by_its_key_and_written_at_first_sight() -> None:
+    absent = EgressSighting.default(seen("f", "a", 0).key)
+    assert absent == EgressSighting("opencode-go", "f", "a", None)
+    assert egress.is_stale(absent, 0)
+    assert egress.sighted(absent, (), 7) == seen("f", "a", 7)
+    assert egress.sighted(absent, [EgressSighting("opencode-go", "f", "b", None)], 7) == seen("f", "a", 7)
+
+
+def test_no_address_is_no_sighting() -> None:
+    assert egress.sighted(EgressSighting("opencode-go", "f", "", None), (), 7) is None
+
+
+def test_addresses_of_others_are_not_taken_for_ones_own() -> None:
+    sightings = [seen("f", "a", 10), seen("g", "b", 20), seen("f", "c", 30, "openai")]
+    assert egress.last_address(sightings, "opencode-go", "f", 40) == "a"
+
+
 def test_a_connection_that_returns_to_an_address_is_written_at_once() -> None:
     assert egress.sighted(seen("f", "a", 0), [seen("f", "b", 5)], 6) == seen("f", "a", 6)
 

@@ -28,3 +28,21 @@ from policy_service.domain.failure_kinds import failure_kind
 )
 def test_meaning_first_then_status(status: int | None, reason: str, kind: str) -> None:
     assert failure_kind(status, reason) == kind
+
+
+KIND_OF_STATUS = {
+    "quota": {429},
+    "auth": {401, 402, 403},
+    "model": {400, 404, 413, 422},
+    "timeout": {408, 504, 524},
+    "upstream": {status for status in range(500, 600) if status not in (504, 524)},
+}
+
+
+@pytest.mark.parametrize("kind", KIND_OF_STATUS)
+def test_without_a_telling_reason_each_status_has_one_kind(kind: str) -> None:
+    assert {status for status in range(100, 600) if failure_kind(status, "") == kind} == KIND_OF_STATUS[kind]
+
+
+def test_no_status_is_no_kind_whatever_number_stands_for_it() -> None:
+    assert {failure_kind(status, "") for status in (None, -1, 0, 1)} == {""}

@@ -36,3 +36,23 @@ def test_an_untouched_answer_keeps_its_own_wait() -> None:
 def test_neither_a_429_nor_a_success_is_restated() -> None:
     assert restate(GATE, 429, "spent", None, None) == Restated(429)
     assert restate(GATE, 200, "spent", None, None) == Restated(200)
+    every = Provider(id="gate", restatement=(RestatementRule("all", frozenset(range(100, 600)), 503, ("spent",)),))
+    untouched = [status for status in range(100, 600) if restate(every, status, "spent", None, None).rule_id is None]
+    assert untouched == [*range(200, 300), 429]
+
+
+def test_an_untouched_answer_states_no_wait_of_zero() -> None:
+    assert restate(GATE, 403, "no such thing", None, 0) == Restated(403, None)
+    assert restate(GATE, 403, "no such thing", None, 1) == Restated(403, 1)
+    assert restate(GATE, 403, "no such thing", None, -1) == Restated(403, None)
+
+
+def test_a_body_that_cannot_be_written_out_leaves_the_message_to_judge() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for body in (object(), circle, nested):
+        assert restate(GATE, 403, "spent", body, None).rule_id == "quota"
+        assert restate(GATE, 403, "", body, None).rule_id is None

@@ -1,0 +1,215 @@
+"""One mutant against the tests that run it.
+
+The change of a function is put into the running process (its code object is exchanged in a forked child). What runs
+while modules are imported - constants, defaults, tables, functions called for them - needs a fresh import of the
+changed file.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+import pytest
+
+from tests.mutation.mutants import Mutant, difference, mutated
+from tests.mutation.suite import OPTIONS, Baseline, Function, Outcomes, forget_cached, function_of, in_child, run_items
+
+KILLED, SURVIVED, TIMED_OUT, NO_CODE, UNCOVERED = "killed", "survived", "timed out", "no code", "uncovered"
+FRESH_IMPORT_S = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a mutant: `by` is the test that noticed."""
+
+    module: str
+    mutant: Mutant
+    change: str
+    verdict: str
+    by: str = ""
+
+
+def code_tree(code: CodeType) -> Iterator[CodeType]:
+    """A code object and all those it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_tree(constant)
+
+
+def changed_functions(before: CodeType, after: CodeType) -> list[tuple[CodeType, CodeType]]:
+    """Pairs that differ by themselves or in what they define; a module's or class's own body among them."""
+    pairs = zip(code_tree(before), code_tree(after), strict=False)
+    return [(old, new) for old, new in pairs if old != new]
+
+
+def _own_body(code: CodeType) -> tuple[object, ...]:
+    constants = tuple(each for each in code.co_consts if not isinstance(each, CodeType))
+    return code.co_code, constants, code.co_names
+
+
+def innermost(pairs: Sequence[tuple[CodeType, CodeType]]) -> CodeType | None:
+    """The function whose own body changed; None when a module's or class's body did (it runs on import)."""
+    own = [old for old, new in pairs if _own_body(old) != _own_body(new)]
+    if not own or any(not code.co_flags & 0x2 for code in own):  # CO_NEWLOCALS: functions have it, bodies do not
+        return None
+    return own[-1]
+
+
+def exchange(pairs: Sequence[tuple[CodeType, CodeType]]) -> int:
+    """Give every living function of these its new code; how many were found."""
+    new_code = dict(pairs)
+    found = [each for each in gc.get_objects() if isinstance(each, FunctionType) and each.__code__ in new_code]
+    for function in found:
+        function.__code__ = new_code[function.__code__]
+    return len(found)
+
+
+class ChangedModule(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports one module from a changed text."""
+
+    def __init__(self, name: str, path: Path, text: str) -> None:
+        self.name, self.path, self.text = name, path, text
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Only the changed module; packages keep their folder."""
+        if fullname != self.name:
+            return None
+        folders = [str(self.path.parent)] if self.path.name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(
+            fullname, self.path, loader=self, submodule_search_locations=folders
+        )
+
+    def get_source(self, fullname: str) -> str:
+        """The changed text."""
+        return self.text
+
+
+def module_name(path: str) -> str:
+    """Dotted name of a file below the root."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+class Chosen(Outcomes):
+    """A nested run of chosen tests in a chosen order, which remembers the first failure."""
+
+    def __init__(self, nodeids: Sequence[str]) -> None:
+        super().__init__()
+        self.order = {nodeid: at for at, nodeid in enumerate(nodeids)}
+        self.first = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the chosen, cheapest first."""
+        items[:] = sorted((each for each in items if each.nodeid in self.order), key=lambda i: self.order[i.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The first failure names the test."""
+        self.first = self.first or (report.nodeid if report.failed else "")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module that cannot be imported any more is noticed by every test of it."""
+        self.first = self.first or (f"import of {report.nodeid}" if report.failed else "")
+
+
+@dataclass(slots=True)
+class Bench:
+    """Everything a trial needs: the copy of the tree, the collected session and the baseline."""
+
+    root: Path
+    session: pytest.Session
+    outcomes: Outcomes
+    baseline: Baseline
+
+    def covering(self, function: Function) -> list[str]:
+        """Tests that enter the function, cheapest first."""
+        return self._cheapest(n for n, seen in self.baseline.functions.items() if function in seen)
+
+    def near(self, module: str) -> list[str]:
+        """Tests that enter anything of the module, or of a module that imports it; those of its own name first."""
+        files = {module, *self._importers(module)}
+        found = self._cheapest(
+            n for n, seen in self.baseline.functions.items() if any(file in files for file, _, _ in seen)
+        )
+        word = Path(module).stem
+        return sorted(found, key=lambda nodeid: word not in nodeid)
+
+    def try_out(self, module: str, mutant: Mutant) -> Trial:
+        """The verdict on one mutant."""
+        source = (self.root / module).read_text(encoding="utf-8")
+        after = mutated(source, mutant)
+        change = difference(source, after)
+        try:
+            filename = str(self.root / module)
+            pairs = changed_functions(compile(source, filename, "exec"), compile(after, filename, "exec"))
+        except (SyntaxError, ValueError):
+            return Trial(module, mutant, change, NO_CODE)
+        function = innermost(pairs)
+        if function is None or function_of(function) in self.baseline.imported:
+            return self._imported_anew(module, mutant, after, change)
+        return self._exchanged(module, mutant, pairs, function, change)
+
+    def _exchanged(
+        self, module: str, mutant: Mutant, pairs: list[tuple[CodeType, CodeType]], function: CodeType, change: str
+    ) -> Trial:
+        chosen = self.covering(function_of(function))
+        if not chosen:
+            return Trial(module, mutant, change, UNCOVERED)
+        by_id = {item.nodeid: item for item in self.session.items}
+
+        def work() -> tuple[str]:
+            forget_cached()
+            if not exchange(pairs):
+                return ("no function found",)
+            return (run_items([by_id[nodeid] for nodeid in chosen], self.outcomes) or "",)
+
+        return self._judged(module, mutant, change, in_child(work, *self._budget(chosen)))
+
+    def _imported_anew(self, module: str, mutant: Mutant, after: str, change: str) -> Trial:
+        chosen = self.near(module)
+        files = sorted({nodeid.partition("::")[0] for nodeid in chosen})
+        listener = Chosen(chosen)
+
+        def work() -> tuple[str]:
+            for name in [n for n in sys.modules if n.split(".")[0] in ("policy_service", "tests")]:
+                if not name.startswith("tests.mutation") and name != "tests":
+                    del sys.modules[name]
+            sys.meta_path.insert(0, ChangedModule(module_name(module), self.root / module, after))
+            code = pytest.main(["-x", *OPTIONS, *(str(self.root / file) for file in files)], plugins=[listener])
+            return (listener.first or ("" if code == 0 else f"exit {code}"),)
+
+        cpu, wall = self._budget(chosen)
+        return self._judged(module, mutant, change, in_child(work, cpu + FRESH_IMPORT_S, wall + 4 * FRESH_IMPORT_S))
+
+    def _judged(self, module: str, mutant: Mutant, change: str, answer: tuple[str] | None) -> Trial:
+        if answer is None:
+            return Trial(module, mutant, change, TIMED_OUT)
+        return Trial(module, mutant, change, KILLED if answer[0] else SURVIVED, answer[0])
+
+    def _budget(self, nodeids: Sequence[str]) -> tuple[float, float]:
+        """CPU and wall seconds: traced cost of the tests is already more than their plain cost."""
+        cost = 4 + 3 * sum(self.baseline.seconds[nodeid] for nodeid in nodeids)
+        return cost, 30 + 8 * cost
+
+    def _cheapest(self, nodeids: Iterator[str]) -> list[str]:
+        left_out = {*self.baseline.broken, *self.baseline.dear}
+        return sorted((n for n in nodeids if n not in left_out), key=self.baseline.seconds.__getitem__)
+
+    def _importers(self, module: str) -> Iterator[str]:
+        name = module_name(module)
+        for path in (self.root / "policy_service").rglob("*.py"):
+            if "generated" not in path.parts and _imports(path, name):
+                yield str(path.relative_to(self.root))
+
+
+def _imports(path: Path, name: str) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.ImportFrom) and node.module == name for node in ast.walk(tree))
