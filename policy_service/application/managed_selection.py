@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from policy_service.application.callers import Registry
 from policy_service.application.lease_book import LeaseBook, LeaseTerms
@@ -42,6 +43,8 @@ from policy_service.domain.lease_selection import (
     rank_for_lease,
 )
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -70,11 +73,12 @@ class ManagedRun:
         """False: no capacity, or a dead end; the owner's lease is invalidated already."""
         return self.planned.kind in (PlanKind.USE, PlanKind.CHOOSE)
 
-    def rank(self, order: Sequence[int], connection_at: Callable[[int], str]) -> list[int]:
-        """Positions of a strategy order that may serve: those of the leased connection, else of the candidates."""
+    def rank(self, order: Sequence[T], connection_of: Callable[[T], str]) -> list[T]:
+        """What may serve, of targets that passed the gates in the strategy's order: those on the leased connection,
+        and only where there are none, those on the other candidates."""
         allowed = frozenset(self.planned.candidates)
-        mine = [position for position in order if connection_at(position) in allowed]
-        return list(rank_for_lease(mine, lambda position: connection_at(position) == self.own.connection_id))
+        mine = [each for each in order if connection_of(each) in allowed]
+        return list(rank_for_lease(mine, lambda each: connection_of(each) == self.own.connection_id))
 
     def exclusions(self, offers: Iterable[Offer]) -> tuple[Exclusion, ...]:
         """What leases take away, as exclusion records of the targets concerned."""
