@@ -19,6 +19,8 @@ from policy_service.storage.postgres.store import PostgresStore
 
 MS = 5_000
 TTL = 3_600_000
+SHORT = 400
+"""Life of a pin that is to end within the test; long enough to be stored on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ async def test_callers_and_providers_do_not_share_a_pin(fleet: Fleet) -> None:
 
 
 async def test_an_expired_pin_is_absent_and_may_be_replaced(fleet: Fleet) -> None:
-    await stored(fleet.one, pin("a", ttl=5))
-    await asyncio.sleep(0.02)
+    await stored(fleet.one, pin("a", ttl=SHORT))
+    await asyncio.sleep(2 * SHORT / 1000)
     assert await fleet.two.find(key_of(pin()), timeout_ms=MS) is None
     assert (await stored(fleet.two, pin("b"))).connection_id == "b"
 
@@ -148,23 +150,23 @@ async def test_a_refresh_of_a_moved_pin_changes_nothing_and_shows_the_winner(fle
 
 
 async def test_a_refresh_does_not_raise_the_dead(fleet: Fleet) -> None:
-    row = await stored(fleet.one, pin(ttl=5))
-    await asyncio.sleep(0.02)
+    row = await stored(fleet.one, pin(ttl=SHORT))
+    await asyncio.sleep(2 * SHORT / 1000)
     assert await fleet.one.refresh(key_of(row), seen(row), now(), TTL, timeout_ms=MS) is None
     assert await fleet.one.refresh(PinKey("u", "openai", "none"), seen(row), now(), TTL, timeout_ms=MS) is None
 
 
 async def test_live_pins_count_by_connection(fleet: Fleet) -> None:
-    for session, connection, ttl in (("1", "a", TTL), ("2", "a", TTL), ("3", "b", TTL), ("4", "b", 5)):
+    for session, connection, ttl in (("1", "a", TTL), ("2", "a", TTL), ("3", "b", TTL), ("4", "b", SHORT)):
         await stored(fleet.one, pin(connection, session, ttl=ttl))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(2 * SHORT / 1000)
     assert await fleet.two.count(["a", "b", "c"], timeout_ms=MS) == {"a": 2, "b": 1}
 
 
 async def test_the_sweep_takes_what_is_over_and_nothing_else(fleet: Fleet) -> None:
     kept = await stored(fleet.one, pin("a", "kept"))
-    await stored(fleet.one, pin("a", "over", ttl=5))
-    await asyncio.sleep(0.02)
+    await stored(fleet.one, pin("a", "over", ttl=SHORT))
+    await asyncio.sleep(2 * SHORT / 1000)
     assert await fleet.two.sweep(timeout_ms=MS) == 1
     assert await fleet.two.find(key_of(kept), timeout_ms=MS) == kept
 
