@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -19,7 +20,7 @@ import pytest
 
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.report import UNNOTICED, Score, group_of, grouped, table
-from tests.mutation.suite import Outcomes, arguments, in_child, in_domain, measured, steady_hypothesis, traced
+from tests.mutation.suite import Outcomes, arguments, caches, in_child, in_domain, measured, steady_hypothesis, traced
 from tests.mutation.trials import Bench, Trial
 
 ROOT = Path.cwd()
@@ -78,7 +79,10 @@ class Gate(Outcomes):
         print(f"baseline: {len(baseline.functions)} tests, {sum(baseline.seconds.values()):.0f} s traced", flush=True)
         print("".join(f"  left out, fails as it is: {nodeid}\n" for nodeid in baseline.broken), end="", flush=True)
         print("".join(f"  left out, dear: {nodeid}\n" for nodeid in baseline.dear), end="", flush=True)
-        self._spend(Bench(ROOT, session, self, baseline))
+        bench = Bench(ROOT, session, self, baseline)
+        caches()
+        gc.freeze()  # children need not look through what they share
+        self._spend(bench)
         return True
 
     def _spend(self, bench: Bench) -> None:

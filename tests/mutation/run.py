@@ -36,7 +36,6 @@ def main(arguments: Sequence[str]) -> int:
         environment = os.environ | {
             "POLICY_HYPOTHESIS_EXAMPLES": EXAMPLES,
             "PYTHONPATH": folder,
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
             "MUTATION_REPORT_FOLDER": str(Path.cwd()),
         }

@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -65,10 +65,15 @@ def innermost(pairs: Sequence[tuple[CodeType, CodeType]]) -> CodeType | None:
     return own[-1]
 
 
-def exchange(pairs: Sequence[tuple[CodeType, CodeType]]) -> int:
+def living_functions() -> list[FunctionType]:
+    """Every function of the domain in this process, those inside classes, caches and tables included."""
+    return [each for each in gc.get_objects() if isinstance(each, FunctionType) and function_of(each.__code__)[0]]
+
+
+def exchange(functions: Sequence[FunctionType], pairs: Sequence[tuple[CodeType, CodeType]]) -> int:
     """Give every living function of these its new code; how many were found."""
     new_code = dict(pairs)
-    found = [each for each in gc.get_objects() if isinstance(each, FunctionType) and each.__code__ in new_code]
+    found = [each for each in functions if each.__code__ in new_code]
     for function in found:
         function.__code__ = new_code[function.__code__]
     return len(found)
@@ -128,6 +133,7 @@ class Bench:
     session: pytest.Session
     outcomes: Outcomes
     baseline: Baseline
+    functions: list[FunctionType] = field(default_factory=living_functions)
 
     def covering(self, function: Function) -> list[str]:
         """Tests that enter the function, cheapest first."""
@@ -167,7 +173,7 @@ class Bench:
 
         def work() -> tuple[str]:
             forget_cached()
-            if not exchange(pairs):
+            if not exchange(self.functions, pairs):
                 return ("no function found",)
             return (run_items([by_id[nodeid] for nodeid in chosen], self.outcomes) or "",)
 
