@@ -24,6 +24,8 @@ EPOCH_STRIDE = 2**32
 NO_CAUSE = Cause("", 0)
 
 Operation = Callable[[LeaseSight], LeaseStep]
+OnConnection = Callable[[tuple[LeaseRow, ...], LeaseCall, LeaseRules, Instant], LeaseStep]
+_GRANTS = (LeaseResult.ACQUIRED, LeaseResult.TRANSITIONED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,17 @@ class LeaseBook:
         self._budget_ms = budget_ms
         self._awaits_failover = awaits_failover
 
-    async def acquire(self, call: LeaseCall, terms: LeaseTerms, cause: Cause = NO_CAUSE) -> LeaseStep:
-        """A new lease, or the owner's own where two of its calls race."""
-        return await self._on_connection(call, terms, cause, lease.acquire)
+    async def acquire(
+        self, call: LeaseCall, terms: LeaseTerms, cause: Cause = NO_CAUSE, event_id: str = ""
+    ) -> LeaseStep:
+        """A new lease, or the owner's own where two of its calls race; a grant is remembered under `event_id`."""
+        return await self._on_connection(call, terms, cause, lease.acquire, event_id)
 
-    async def transition(self, call: LeaseCall, terms: LeaseTerms, cause: Cause = NO_CAUSE) -> LeaseStep:
-        """Move the owner's lease."""
-        return await self._on_connection(call, terms, cause, lease.transition)
+    async def transition(
+        self, call: LeaseCall, terms: LeaseTerms, cause: Cause = NO_CAUSE, event_id: str = ""
+    ) -> LeaseStep:
+        """Move the owner's lease; remembered as by `acquire`."""
+        return await self._on_connection(call, terms, cause, lease.transition, event_id)
 
     async def renew(self, call: LeaseCall) -> LeaseStep:
         """Extend the lease."""
@@ -125,9 +131,11 @@ class LeaseBook:
         """Every active lease; lapsed ones that no sweep has met yet are among the rows."""
         return await self._store.look(LeaseScope(everything=True), timeout_ms=self._budget_ms)
 
-    async def look(self, owners: Iterable[str], connections: Iterable[str], generation: int = 0) -> LeaseSight:
+    async def look(
+        self, owners: Iterable[str], connections: Iterable[str], generation: int = 0, event_id: str = ""
+    ) -> LeaseSight:
         """Rows of owners and connections, without locks."""
-        scope = LeaseScope(tuple(owners), tuple(connections), generation)
+        scope = LeaseScope(tuple(owners), tuple(connections), generation, event_id=event_id)
         return await self._store.look(scope, timeout_ms=self._budget_ms)
 
     async def settled(self, owner: str, connections: Iterable[str], generation: int) -> LeaseSight:
@@ -168,16 +176,17 @@ class LeaseBook:
         )
 
     async def _on_connection(
-        self,
-        call: LeaseCall,
-        terms: LeaseTerms,
-        cause: Cause,
-        operation: Callable[[tuple[LeaseRow, ...], LeaseCall, LeaseRules, Instant], LeaseStep],
+        self, call: LeaseCall, terms: LeaseTerms, cause: Cause, operation: OnConnection, event_id: str
     ) -> LeaseStep:
         scope = LeaseScope((call.owner_hash,), (call.connection_id,), call.generation, terms.listed_in)
-        return await self._step(
-            scope, cause, lambda sight: operation(sight.rows, call, self.rules(sight, terms), sight.now)
-        )
+
+        def run(sight: LeaseSight) -> LeaseWrites[LeaseStep]:
+            step = operation(sight.rows, call, self.rules(sight, terms), sight.now)
+            is_grant = event_id and step.result in _GRANTS and step.lease is not None
+            grant = (event_id, step.lease.generation) if is_grant and step.lease else None
+            return replace(self._written(sight, step, cause), grant=grant)
+
+        return await self._run(LeaseUnit(scope, run))
 
     async def _on_owner(self, call: LeaseCall, cause: Cause, operation: Operation) -> LeaseStep:
         return await self._step(LeaseScope((call.owner_hash,), generation=call.generation), cause, operation)

@@ -167,7 +167,11 @@ class Leases:
         allowed = narrowed(admitted.caller, message.allowed_connections)
         pool = candidates(offers)
         known = [each.connection for each in pool if each.connection in allowed]
-        sight = await self._book.look((admitted.owner_hash,), known)
+        event_id = _event_id(admitted, message)
+        sight = await self._book.look((admitted.owner_hash,), known, event_id=event_id)
+        earlier = _earlier_grant(sight, admitted)
+        if earlier is not None:
+            return LeaseShown(earlier, reused=True)
         own = active_of_owner(sight.rows, admitted.owner_hash, sight.now)
         if own is not None and own.api_key_id != admitted.caller.id:
             raise error_of(LeaseRefusal(LeaseCode.FENCE_STALE))
@@ -202,7 +206,8 @@ class Leases:
                 None if own else admitted.call.ttl_ms,
             )
             operation = self._book.transition if own else self._book.acquire
-            step = await operation(call, terms_of(self._registry, connection), _cause(message))
+            terms, event_id = terms_of(self._registry, connection), _event_id(admitted, message)
+            step = await operation(call, terms, _cause(message), event_id)
             verdict = after_claim(step.result)
             if verdict is ClaimVerdict.DISPATCH and step.lease is not None:
                 return LeaseShown(step.lease, step.result is LeaseResult.REUSED)
@@ -230,6 +235,18 @@ def _owner_problem(message: FenceMessage) -> LeaseRefusal | None:
 
 def _cause(message: LeaseMessage) -> Cause:
     return Cause("", 0, request_id=message.request_id)
+
+
+def _event_id(admitted: AdmittedCall, message: LeaseMessage) -> str:
+    """Idempotency key of an acquire; empty where the caller chose none."""
+    return f"lease/{admitted.owner_hash}/{message.request_id}" if message.is_retry_safe else ""
+
+
+def _earlier_grant(sight: LeaseSight, admitted: AdmittedCall) -> LeaseRow | None:
+    """Present state of the lease that this very call was granted before (fleet.md section 1)."""
+    named = (admitted.owner_hash, sight.granted, admitted.caller.id)
+    rows = (row for row in sight.rows if (row.owner_hash, row.generation, row.api_key_id) == named)
+    return max(rows, key=lambda row: row.id, default=None)
 
 
 def _shown(step: LeaseStep) -> LeaseShown:

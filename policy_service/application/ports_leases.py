@@ -16,6 +16,8 @@ from policy_service.domain.lease import LeaseRow
 
 T = TypeVar("T")
 
+GRANT_KEPT_MS: DurationMs = 600_000
+"""A repeated request id within this time gets its own grant (fleet.md section 1)."""
 CONFLICTS = 3
 """Times that an operation is tried when another writer takes its owner or connection in between."""
 
@@ -35,6 +37,8 @@ class LeaseScope:
     listed_in: int = 0
     """Catalogue revision whose time of creation is wanted; 0: none."""
     everything: bool = False
+    event_id: str = ""
+    """Idempotency key whose grant is wanted; of that grant's generation the newest row is read too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class LeaseSight:
     newest_revision: int = 0
     listed_at: Instant | None = None
     """When the revision `listed_in` of the scope was stored."""
+    granted: int | None = None
+    """Generation that the call `event_id` of the scope was granted, not longer than GRANT_KEPT_MS ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class LeaseWrites(Generic[T]):
     value: T
     rows: tuple[LeaseRow, ...] = ()
     facts: tuple[Fact, ...] = ()
+    grant: tuple[str, int] | None = None
+    """Idempotency key and generation to remember."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,8 @@ async def cluster() -> AsyncIterator[Cluster]:
 async def _replica(url: str, directory: Path, index: int) -> Line:
     socket = directory / f"replica-{index}.sock"
     command = (sys.executable, "-m", "tests.fleet.lease_replica", url, str(socket), f"replica-{index}")
-    return Line(socket, await asyncio.create_subprocess_exec(*command, cwd=ROOT))
+    with (directory / f"replica-{index}.log").open("wb") as log:  # broken connections are what the run is about
+        return Line(socket, await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=log))
 
 
 @dataclass(slots=True)

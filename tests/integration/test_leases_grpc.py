@@ -129,6 +129,15 @@ async def test_a_lease_lives_from_acquire_over_renew_and_status_to_release(serve
     assert (await served.acquire()).lease.generation == 2
 
 
+async def test_a_repeated_request_id_gets_the_state_of_its_own_lease_and_no_new_one(served: Served) -> None:
+    await served.acquire(request_id="q1")
+    await served.policy.ReleaseLease(lease_pb2.ReleaseLeaseRequest(caller_id="k", lease=context()))
+    late = (await served.acquire(request_id="q1")).lease
+    assert (late.state, late.generation) == (lease_pb2.LEASE_STATE_RELEASED, 1)
+    assert (await served.acquire(request_id="q2")).lease.generation == 2
+    assert (await served.acquire(request_id="q1")).lease.generation == 1
+
+
 async def test_missing_capacity_is_an_answer_with_counts_and_a_wait(served: Served) -> None:
     await served.acquire(TOKEN, ttl_ms=30_000)
     await served.acquire(RIVAL, ttl_ms=60_000)

@@ -186,6 +186,25 @@ async def test_a_repeated_acquire_finds_its_lease_and_does_not_extend_it(world: 
     assert (again.row.expires_at, again.row.generation) == (first.row.expires_at, 1)
 
 
+async def test_a_late_repetition_of_an_acquire_gets_its_own_lease_as_it_now_stands(world: World) -> None:
+    body = {"action": "acquire", "model": "m"}
+    asked = LeaseMessage(body, owner("o"), "k", request_id="q1", is_retry_safe=True)
+    for _ in range(2):
+        answer = await world.leases.acquire(asked)
+        assert isinstance(answer, LeaseShown)
+    await world.leases.release(message("release", "o"))
+    late = await world.leases.acquire(asked)
+    assert isinstance(late, LeaseShown)
+    assert (late.row.state, late.row.generation, late.reused) == (LeaseState.RELEASED, 1, True)
+    other = await world.leases.acquire(LeaseMessage(body, owner("o"), "k", request_id="q2", is_retry_safe=True))
+    assert isinstance(other, LeaseShown)
+    assert other.row.generation == 2
+    world.now += 600_000
+    much_later = await world.leases.acquire(asked)
+    assert isinstance(much_later, LeaseShown)
+    assert much_later.row.generation == 3
+
+
 async def test_an_acquire_moves_the_lease_off_a_connection_that_no_longer_serves(world: World) -> None:
     await world.held("o")
     world.excluded["c1"] = ("connection_cooldown", START + 60_000)

@@ -21,6 +21,8 @@ class LeaseMessage:
     caller_id: str = ""
     caller_key_sha256: str = ""
     request_id: str = ""
+    is_retry_safe: bool = False
+    """True: the caller chose the request id, and a repetition gets the same grant."""
     allowed_connections: tuple[str, ...] = ()
     """Narrows the caller's list; empty: no narrowing."""
     is_http: bool = False

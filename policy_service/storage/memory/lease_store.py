@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from policy_service.application.ports_leases import LeaseScope, LeaseSight, LeaseUnit
+from policy_service.application.ports_leases import GRANT_KEPT_MS, LeaseScope, LeaseSight, LeaseUnit
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.lease import NEW_ROW, LeaseRow, LeaseState
-from policy_service.storage.memory.store import MemoryStore
+from policy_service.storage.memory.store import Answer, MemoryStore
 
 T = TypeVar("T")
 
@@ -53,6 +53,9 @@ class MemoryLeaseStore:
             self.table.put(row)
         self.table.check()
         self._store.database.record(written.facts)
+        if written.grant:
+            event_id, generation = written.grant
+            self._store.database.answers[event_id] = Answer(sight.now, str(generation).encode())
         return written.value
 
     async def look(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
@@ -65,7 +68,14 @@ class MemoryLeaseStore:
             self.table.raised_at,
             max(stored, default=0),
             stored.get(scope.listed_in),
+            self._granted(scope),
         )
+
+    def _granted(self, scope: LeaseScope) -> int | None:
+        database = self._store.database
+        answer = database.answers.get(scope.event_id)
+        is_kept = answer is not None and answer.written_at > database.clock() - GRANT_KEPT_MS
+        return int(answer.body) if is_kept and answer else None
 
     async def settled(self, scope: LeaseScope, *, timeout_ms: DurationMs) -> LeaseSight:
         return await self.look(scope, timeout_ms=timeout_ms)

@@ -104,7 +104,8 @@ def lock_keys(scope: LeaseScope) -> list[int]:
 async def _read(session: Session, connection: AsyncConnection, scope: LeaseScope) -> LeaseSight:
     statement = sql.READ_EVERYTHING if scope.everything else sql.READ
     owners, connections = _clean(scope.owners), _clean(scope.connections)
-    found = await session.execute(connection, statement, owners, connections, scope.generation, scope.listed_in)
+    wanted = (scope.generation, scope.listed_in, clean_text(scope.event_id))
+    found = await session.execute(connection, statement, owners, connections, *wanted)
     rows: list[LeaseRow] = []
     head: dict[str, Any] = {}
     for tag, body in found:
@@ -123,6 +124,8 @@ async def _write(session: Session, connection: AsyncConnection, written: LeaseWr
         await session.execute(connection, sql.UPDATE, _document(known), _facts(() if added else written.facts))
     if added:
         await session.execute(connection, sql.INSERT, _document(added), _facts(written.facts))
+    if written.grant:
+        await session.execute(connection, sql.REMEMBER, clean_text(written.grant[0]), str(written.grant[1]))
 
 
 def _document(rows: Iterable[LeaseRow]) -> str:

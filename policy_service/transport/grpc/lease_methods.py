@@ -78,6 +78,7 @@ class LeaseMethods:
             message.caller_id,
             message.caller_key_sha256,
             asked_id,
+            bool(message.request_id),
             tuple(message.allowed_connections),
         )
 
