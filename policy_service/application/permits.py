@@ -136,6 +136,7 @@ class Permits:
             ask.passage.gates,
             request_ids=(ask.request_id,),
             takes_ticket=True,
+            reads_line=bool(ask.passage.limiter),
             revision=ask.passage.revision,
         )
         return (await self._run(unit, ask.store_ms)).value
@@ -246,7 +247,7 @@ class Permits:
 
     async def reset_gate(self, key: str) -> int:
         """End everybody who waits at the gate; the number of requests."""
-        unit = PermitUnit(work.reset(key), keys=(key,), waiters_of=(key,))
+        unit = PermitUnit(work.reset(key), keys=(key,), waiters_of=(key,), reads_line=True)
         return (await self._run(unit, self._store_ms)).value
 
     async def list_gates(self, prefix: str = "") -> Sequence[GateStatus]:
@@ -329,7 +330,11 @@ class Permits:
         ids = tuple(dict.fromkeys(waiter.request_id for waiter in waiters))
         self._line.forget_due(keys)
         unit = PermitUnit(
-            work.tend(passage, ids, self._replica), passage.gates, request_ids=ids, revision=passage.revision
+            work.tend(passage, ids, self._replica),
+            passage.gates,
+            ended_ids=ids,
+            reads_line=bool(passage.limiter),
+            revision=passage.revision,
         )
         await self._run(unit, self._store_ms)
 

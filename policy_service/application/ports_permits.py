@@ -40,12 +40,16 @@ class PermitUnit(Generic[T_co]):
     keys: tuple[str, ...] = ()
     """Locked as they are, where they exist."""
     request_ids: tuple[str, ...] = ()
-    """Requests whose ended rows are read too."""
+    """Requests that are read wherever they stand in line, and when they have ended."""
+    ended_ids: tuple[str, ...] = ()
+    """Requests that are read when they have ended."""
     permit_id: str = ""
     """Lock all gates of this permit, and read its rows."""
     waiters_of: tuple[str, ...] = ()
     """Lock also the gates that the waiters of these gates need."""
     takes_ticket: bool = False
+    reads_line: bool = False
+    """The unit looks at everybody in line; else those far behind may be merely counted in `GateBook.waiting`."""
     revision: int = 0
     """Catalogue revision of `gates`."""
 

@@ -61,7 +61,7 @@ class Fleet:
         def read(locked: Locked) -> list[PermitRow]:
             return locked.book.rows(key)
 
-        unit = PermitUnit(read, keys=(key,), request_ids=request_ids)
+        unit = PermitUnit(read, keys=(key,), request_ids=request_ids, reads_line=True)
         found = await self.stores[0].run(unit, timeout_ms=TIMEOUT_MS)
         return {row.request_id: row for row in found.value}
 
@@ -259,6 +259,22 @@ async def test_a_full_line_refuses_at_once(fleet: Fleet) -> None:
     assert refused is not None
     assert (refused.code, refused.http_status, refused.depth) == ("SEMAPHORE_QUEUE_FULL", 429, 1)
     first.cancel()
+
+
+async def test_a_long_line_is_counted_and_refuses_although_only_its_head_is_read(fleet: Fleet) -> None:
+    passage = Passage((replace(GATE, limit=1, depth=6),))
+    held = await fleet.permits[0].acquire(ask("h", passage=passage))
+    tasks = [await waits(fleet.permits[n % 4], fleet, ask(f"w{n}", passage=passage)) for n in range(6)]
+    refused = (await fleet.permits[2].acquire(ask("x", passage=passage))).refusal
+    assert refused is not None
+    assert (refused.code, refused.depth) == ("SEMAPHORE_QUEUE_FULL", 6)
+    again = asyncio.create_task(fleet.permits[0].acquire(ask("w5", passage=passage)))
+    await until(fleet, lambda rows: rows["w5"].replica == "r0")
+    await fleet.permits[3].release([permit_of(held)])
+    assert (await tasks[0]).is_held
+    assert not any(task.done() for task in (*tasks[1:], again))
+    for task in (*tasks, again):
+        task.cancel()
 
 
 async def test_gates_are_held_together_or_not_at_all(fleet: Fleet) -> None:

@@ -88,7 +88,8 @@ class MemoryPermitStore:
         found = [row for row in shared.rows.values() if unit.permit_id and row.permit_id == unit.permit_id]
         named = {*unit.request_ids, *(row.request_id for row in found)}
         keys = self._closure(unit, named).union(*(row.gates for row in found)) & shared.gates.keys()
-        rows = (row for row in shared.rows.values() if row.gate in keys and (row.is_live or row.request_id in named))
+        wanted = named.union(unit.ended_ids)
+        rows = (row for row in shared.rows.values() if row.gate in keys and (row.is_live or row.request_id in wanted))
         shared.ticket += unit.takes_ticket
         book = GateBook([shared.gates[key].gate for key in sorted(keys)], rows)
         ticket = shared.ticket if unit.takes_ticket else 0

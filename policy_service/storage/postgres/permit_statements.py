@@ -10,6 +10,8 @@ COLUMNS = tuple(field.name for field in row_codec(PermitRow).fields)
 """In the order of the fields of PermitRow."""
 _KEYS = ("gate", "request_id")
 _ROW = ", ".join(f"p.{name}" for name in COLUMNS)
+WHOLE_LINE = 1 << 62
+"""In place of a number of heads: everybody in line."""
 GATE_IDLE_MS = 86_400_000
 """A gate that nobody has used for so long is forgotten, and with it what its limiter has learned."""
 
@@ -32,16 +34,37 @@ SELECT DISTINCT permit_id FROM permit
 WHERE request_id = $1::text AND (cardinality($2::text[]) = 0 OR gate = ANY($2::text[]))"""
 """$1 request id, $2 gates, none: any."""
 
+_IS_DUE = f"""CASE WHEN state = 'HELD' THEN expires_at <= now
+  ELSE deadline_at <= now OR offered_until <= now OR waiter_seen_at <= now - {WAITER_LOST_MS} END"""
+_IS_SILENT = "missed_at IS NOT NULL AND coalesce(waiter_seen_at, 0) < missed_at"
+
 READ = f"""
 WITH head AS MATERIALIZED (
   SELECT {NOW_MS} AS now, CASE WHEN $3::boolean THEN nextval('permit_ticket') ELSE 0 END AS ticket),
+live AS MATERIALIZED (SELECT * FROM permit WHERE gate = ANY($1::text[]) AND ended_at IS NULL),
+placed AS (
+  SELECT request_id, state <> 'WAITING' OR offered_until IS NOT NULL OR {_IS_DUE} AS counts,
+    CASE WHEN state = 'WAITING' AND offered_until IS NULL AND NOT ({_IS_SILENT}) THEN
+      row_number() OVER (
+        PARTITION BY gate, state, offered_until IS NULL, {_IS_SILENT} ORDER BY live.ticket) END AS place
+  FROM live, head),
+chosen AS MATERIALIZED (
+  SELECT request_id FROM placed WHERE counts OR coalesce(place, {WHOLE_LINE}) <= $4::bigint
+  UNION SELECT unnest($2::text[])),
 found AS (
-  SELECT {_ROW} FROM permit p WHERE p.gate = ANY($1::text[]) AND p.ended_at IS NULL
+  SELECT {_ROW} FROM live p WHERE p.request_id IN (SELECT request_id FROM chosen)
   UNION ALL
   SELECT {_ROW} FROM permit p
-  WHERE p.gate = ANY($1::text[]) AND p.request_id = ANY($2::text[]) AND p.ended_at IS NOT NULL)
-SELECT head.now, head.ticket, p.* FROM head LEFT JOIN found p ON true"""
-"""$1 locked gates, $2 requests whose ended rows are wanted, $3 draw a ticket. A statement after the lock."""
+  WHERE p.gate = ANY($1::text[]) AND p.request_id = ANY($2::text[] || $5::text[]) AND p.ended_at IS NOT NULL),
+behind AS (
+  SELECT gate, count(*) AS number FROM live WHERE request_id NOT IN (SELECT request_id FROM chosen) GROUP BY gate)
+SELECT head.now, head.ticket, (SELECT json_object_agg(gate, number)::text FROM behind), p.*
+FROM head LEFT JOIN found p ON true"""
+"""$1 locked gates, $2 requests that are wanted with their ended rows, $3 draw a ticket, $4 heads of the lines to read,
+$5 requests whose ended rows are wanted.
+
+A statement after the lock. Of a long line only its head can be served; those behind are counted. A request that is
+read is read in all locked gates."""
 
 WRITE = f"""
 WITH d AS (SELECT $1::jsonb AS d),
@@ -65,9 +88,6 @@ WITH mine AS (
 UPDATE permit p SET waiter_seen_at = {NOW_MS}, replica = $2 FROM mine
 WHERE p.gate = mine.gate AND p.request_id = mine.request_id RETURNING p.request_id"""
 """$1 request ids, $2 replica. Never waits: a row that is locked is being looked after; three beats must be missed."""
-
-_IS_DUE = f"""CASE WHEN state = 'HELD' THEN expires_at <= now
-  ELSE deadline_at <= now OR offered_until <= now OR waiter_seen_at <= now - {WAITER_LOST_MS} END"""
 
 DUE = f"""
 WITH clock AS MATERIALIZED (SELECT {NOW_MS} AS now)

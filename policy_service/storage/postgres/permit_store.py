@@ -36,6 +36,7 @@ WAKE_EVERY_S = 0.02
 """A replica announces hand-offs at most this often (spec/fleet.md section 5)."""
 WAKE_MS: DurationMs = 1_000
 GATES_KNOWN = 10_000
+HEADS = 1_000
 _PAYLOAD_CHARS = 7_000
 _STATE_AT, _GATES_AT = sql.COLUMNS.index("state"), sql.COLUMNS.index("gates")
 
@@ -247,10 +248,32 @@ async def _read(
     session: Session, connection: AsyncConnection, unit: PermitUnit[Any], reach: Reach, stored: Iterable[StoredGate]
 ) -> Locked:
     gates = [each.gate for each in stored]
-    keys = [gate.key for gate in gates]
-    records = await session.execute(connection, sql.READ, keys, list(reach.request_ids), unit.takes_ticket)
-    book = GateBook(gates, (_row(record[2:]) for record in records if record[2] is not None))
-    return Locked(book, records[0][0], records[0][1], reach.request_id)
+    keys, heads = [gate.key for gate in gates], sql.WHOLE_LINE if unit.reads_line else _heads(gates)
+    wanted = list(reach.request_ids), unit.takes_ticket, heads, list(unit.ended_ids)
+    records = await session.execute(connection, sql.READ, keys, *wanted)
+    now, ticket, behind = records[0][:3]
+    rows = (_row(record[3:]) for record in records if record[3] is not None)
+    book = PartialBook(gates, rows, json.loads(behind) if behind else {})
+    return Locked(book, now, ticket, reach.request_id)
+
+
+def _heads(gates: Iterable[Gate]) -> int:
+    """How many of a line one hand-off can serve at most."""
+    return 1 + max((HEADS if gate.limit is None else min(gate.limit, HEADS) for gate in gates), default=0)
+
+
+class PartialBook(GateBook):
+    """A book without those far behind in line, who are merely counted."""
+
+    __slots__ = ("_behind",)
+
+    def __init__(self, gates: Iterable[Gate], rows: Iterable[PermitRow], behind: Mapping[str, int]) -> None:
+        super().__init__(gates, rows)
+        self._behind = behind
+
+    def waiting(self, gate: str) -> int:
+        """Length of the line."""
+        return super().waiting(gate) + self._behind.get(gate, 0)
 
 
 def _beyond(locked: Locked, reach: Reach) -> set[str]:
