@@ -244,8 +244,9 @@ def test_reviving_keeps_name_token_quota_and_newest_event() -> None:
 
 
 # -- daily quotas --------------------------------------------------------------------------------------------
-def at(zone: str, *parts: int) -> int:
-    return round(datetime(*parts, tzinfo=ZoneInfo(zone)).timestamp() * 1000)  # type: ignore[arg-type]
+def at(zone: str, year: int, month: int, day: int, hour: int, minute: int = 0, second: int = 0, micro: int = 0) -> int:
+    local = datetime(year, month, day, hour, minute, second, micro, ZoneInfo(zone))
+    return round(local.timestamp() * 1000)
 
 
 @pytest.mark.parametrize(
