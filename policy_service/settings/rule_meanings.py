@@ -44,7 +44,7 @@ inner-request-error       | A 5xx that in truth refuses the length of this one r
 throttling-code           | A structured throttling code under a status that says something else.
 overload-code             | A code that the provider's entry declares as overload.
 invalid-request-code      | A code that the provider's entry declares as an invalid request.
-configured                | A configured text, else the configured status (tables below), with a matching rule laid over it.
+configured                | A configured text, else the configured status (tables below), with a matching rule on top.
 capacity-status           | 413 and 529.
 quota-status-432          | 432.
 provider-rule-400         | A 400 matched by a rule of the provider or the operator.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -119,6 +121,20 @@ def test_every_default_stated_is_the_default(page: Page) -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \|", page.text, re.MULTILINE)
     stated = {name: value.strip() for name, value in rows if "." in name}
     assert stated == {name: _defaults(name) for name in stated}
+
+
+def test_settings_that_the_readme_calls_without_effect_are_read_nowhere() -> None:
+    found = re.search(r"have no effect yet: (.*?)\.$", Page(ROOT / "README.md").text, re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`([\w.]+)`", found[1]) if found else []
+    assert [name for name in named if name.rpartition(".")[2] in _attributes_read()] == []
+
+
+@cache
+def _attributes_read() -> frozenset[str]:
+    """Names of all attributes that the package reads, apart from the model of the settings itself."""
+    sources = (path for path in (ROOT / "policy_service").rglob("*.py") if path.name != "server.py")
+    nodes = (node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
 
 
 @every_page
