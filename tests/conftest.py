@@ -27,6 +27,18 @@ from tests.contract.beside import place_for_clusters
 _NUMBERS = count(1)
 
 
+GIVEN_DATABASE = os.environ.get("POLICY_TEST_DATABASE_URL")
+OF_THE_TESTS = ("POLICY_TEST_", "POLICY_FLEET_", "POLICY_HYPOTHESIS_", "POLICY_FUZZ_")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def variables_of_the_tests_are_hidden_from_the_service() -> Iterator[None]:
+    """The service refuses `POLICY_*` variables that it does not know; those of the tests were read on import."""
+    hidden = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(OF_THE_TESTS)}
+    yield
+    os.environ.update(hidden)
+
+
 def _finish(work: Coroutine[Any, Any, object]) -> None:
     """Run to the end on a loop of its own; the fixture may be asked for from within a running one."""
     with ThreadPoolExecutor(1) as thread:
@@ -54,9 +66,8 @@ def _drop(database: URL, server: URL) -> None:
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[URL]:
     """A Postgres server's maintenance database."""
-    given = os.environ.get("POLICY_TEST_DATABASE_URL")
-    if given:
-        yield database_url(given)
+    if GIVEN_DATABASE:
+        yield database_url(GIVEN_DATABASE)
         return
     directory = tempfile.mkdtemp(prefix="policy-test-", dir=place_for_clusters())
     server = EmbeddedServer.open(directory, {"fsync": "off"})
