@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from policy_service.application.permit_work import QUEUE_TIMEOUT_MS, Passage
+from policy_service.application.permit_work import QUEUE_TIMEOUT_MS, Passage, PermitRefusal
 from policy_service.domain.gates import Gate
 from policy_service.domain.ids import AuthClass, Target
 from policy_service.domain.lockout_keys import scoped_model
-from policy_service.domain.permits import cap_of, combined, connection_gate, round_robin_gate, takes_permit
+from policy_service.domain.permits import (
+    OnSaturation,
+    PermitCode,
+    cap_of,
+    combined,
+    connection_gate,
+    proceeds_without_permit,
+    round_robin_gate,
+    takes_permit,
+)
 from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.profiles import QueueProfile
 from policy_service.domain.queue_admission import FLEET_GATE, LimiterScope, limiter_gate, limiter_key
@@ -74,6 +84,30 @@ def queue_key(found: ConnectionPolicy, target: Target) -> str:
         family=scoped,
         quota_scope=scoped,
     )
+
+
+def reconfigured(policy: Policy, passage: Passage) -> Passage:
+    """The same gates as a newer policy declares them; those that it does not know stay as they are."""
+    gates = tuple(_declared(policy, passage, gate) for gate in passage.gates)
+    profile = profile_of(policy, passage.limiter) if passage.limiter else None
+    return replace(passage, gates=gates, profile=profile or passage.profile, revision=policy.revision)
+
+
+def _declared(policy: Policy, passage: Passage, gate: Gate) -> Gate:
+    if gate.key == FLEET_GATE:
+        return replace(gate, limit=policy.queue_fleet_limit)
+    if gate.key == passage.limiter:
+        profile = profile_of(policy, gate.key)
+        return gate if profile is None else limiter_gate(gate.key, profile)
+    _, is_connection, connection = gate.key.partition(connection_gate(""))
+    known = policy.catalogue.connections.get(connection) if is_connection else None
+    return gate if known is None else replace(gate, limit=cap_of(known.max_concurrent))
+
+
+def proceeds(policy: Policy, strategy: str, refusal: PermitRefusal) -> bool:
+    """True if a refused dispatch goes on without a permit (spec/concurrency.md section 4.2)."""
+    mode = OnSaturation(policy.setting("concurrency.quota_share.on_saturation"))
+    return any(refusal.code == code and proceeds_without_permit(strategy, mode, code) for code in PermitCode)
 
 
 def profile_of(policy: Policy, key: str) -> QueueProfile | None:

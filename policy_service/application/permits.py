@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from policy_service.application import permit_work as work
 from policy_service.application.gate_loads import GateLoads
 from policy_service.application.messages import PermitRef
-from policy_service.application.permit_gates import profile_of
+from policy_service.application.permit_gates import profile_of, reconfigured
 from policy_service.application.permit_work import PermitAsk, PermitChange, PermitOutcome
 from policy_service.application.ports import Clock, Entropy, StoreUnavailableError
 from policy_service.application.ports_permits import GateStatus, PermitCommit, PermitStore, PermitUnit
@@ -69,6 +69,7 @@ class Permits:
         self._line = WaitingLine()
         self._wake = asyncio.Event()
         self._tending: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._background: set[asyncio.Future[Any]] = set()
         self._beat_at = 0.0
         self._end_subscription: Callable[[], Awaitable[None]] | None = None
@@ -79,16 +80,18 @@ class Permits:
         self._learned: dict[str, Instant] = {}
 
     async def start(self) -> None:
-        """Listen for hand-offs of other replicas."""
+        """Listen for hand-offs of other replicas, and follow the loads of the gates."""
         self._end_subscription = await self._store.subscribe(self.wake)
+        self._following = asyncio.create_task(self.loads.follow(), name="gate-loads")
 
     async def stop(self) -> None:
         """End the background work; calls that still wait lose their place after 15 s unless they come again."""
         if self._end_subscription is not None:
             await self._end_subscription()
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait({self._tending})
+        for task in (self._tending, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self.settled()
 
     async def settled(self) -> None:
@@ -161,7 +164,7 @@ class Permits:
             self._later(self._withdraw(waiter, entering))
 
     async def _withdraw(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> None:
-        await asyncio.wait({entering})
+        await asyncio.gather(entering, return_exceptions=True)
         if waiter.request_id in self._line.ids:
             return  # the caller came again meanwhile
         self.withdrawn += 1
@@ -316,6 +319,13 @@ class Permits:
         for keys, waiters in groups.items():
             if is_all or len(keys) > 1 or not due.isdisjoint(keys):
                 await self._look_at(keys, waiters)
+
+    async def adopt(self, policy: Policy) -> None:
+        """Put a newer configuration in force for those who wait here: a raised cap lets them in at once."""
+        for keys, waiters in self._line.groups().items():
+            for waiter in waiters:
+                waiter.passage = reconfigured(policy, waiter.passage)
+            await self._look_at(keys, waiters)
 
     async def _ask(self, groups: dict[tuple[str, ...], list[Waiter]]) -> frozenset[str]:
         """Gates in which a poll finds something for a call that waits here."""

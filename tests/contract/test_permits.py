@@ -71,7 +71,10 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
     """Four replicas; `pooled` has neither notifications nor named statements."""
     if request.param == "memory":
         shared = MemoryPermits()
-        yield await started(Fleet([MemoryPermitStore(shared, f"r{number}") for number in range(4)]))
+        made = await started(Fleet([MemoryPermitStore(shared, f"r{number}") for number in range(4)]))
+        yield made
+        for permits in made.permits:
+            await permits.stop()
         return
     url = request.getfixturevalue("embedded_url")
     options = StoreOptions(has_transaction_pooler=request.param == "pooled")

@@ -10,8 +10,8 @@ import pytest
 
 from policy_service.application.gate_loads import IDLE_MS
 from policy_service.application.messages import PermitKind, PermitRef
-from policy_service.application.permit_gates import FREE, passage_of, passage_of_keys, profile_of
-from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome
+from policy_service.application.permit_gates import FREE, passage_of, passage_of_keys, proceeds, profile_of
+from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome, PermitRefusal
 from policy_service.application.permits import Permits
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.gates import HEARTBEAT_MS, WAITER_LOST_MS, Gate, PermitState
@@ -119,6 +119,18 @@ async def test_a_hand_off_wakes_the_waiters_replica_which_claims_it(world: World
     task = await in_line(world.permits[1], ask("w"))
     await world.permits[0].release([permit_id(held)])
     assert world.state("w") is PermitState.WAITING
+    assert (await task).is_held
+    for permits in world.permits:
+        await permits.stop()
+
+
+async def test_a_cap_that_is_raised_or_lifted_lets_those_in_line_in_at_once(world: World) -> None:
+    passage = passage_of(policy(), to("both"))
+    await world.permits[0].acquire(ask("h", passage=passage))
+    task = await in_line(world.permits[1], ask("w", passage=passage))
+    world.time.at += 1_000
+    raised = Policy(Catalogue(connections={"both": replace(CONNECTIONS["both"], max_concurrent=2)}), revision=1)
+    await world.permits[1].adopt(raised)
     assert (await task).is_held
     await world.permits[1].stop()
 
@@ -306,6 +318,15 @@ def test_quota_share_takes_no_permit_while_it_is_switched_off() -> None:
     off = policy(**{"concurrency.quota_share.enabled": False})
     assert passage_of(off, to("capped"), strategy="quota-share") == FREE
     assert passage_of(off, to("capped"), strategy="priority").keys == ("qsconn:capped",)
+
+
+def test_quota_share_goes_on_without_a_permit_unless_it_is_told_to_reject() -> None:
+    refusal = PermitRefusal("SEMAPHORE_TIMEOUT", 429)
+    reject = policy(**{"concurrency.quota_share.on_saturation": "reject"})
+    assert proceeds(policy(), "quota-share", refusal)
+    assert not proceeds(reject, "quota-share", refusal)
+    assert not proceeds(policy(), "priority", refusal)
+    assert not proceeds(policy(), "quota-share", PermitRefusal("SEMAPHORE_RESET", 503))
 
 
 def test_options_of_a_route_shape_its_line() -> None:
