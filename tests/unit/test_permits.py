@@ -171,6 +171,13 @@ async def test_two_calls_of_one_request_share_its_ticket_and_one_may_leave(world
     assert world.state("w") is PermitState.HELD
 
 
+async def test_every_call_of_a_request_is_told_of_its_permit(world: World) -> None:
+    held = await world.permits[0].acquire(ask("h"))
+    calls = [await in_line(world.permits[0], ask("w")) for _ in range(2)]
+    await world.permits[0].release([permit_id(held)])
+    assert permit_id(await calls[0]) == permit_id(await calls[1])
+
+
 async def test_an_acquire_without_the_store_is_refused_and_withdrawn_later(world: World) -> None:
     world.stores[0].is_away = True
     outcome = await world.permits[0].acquire(ask("q"))
