@@ -260,10 +260,10 @@ def _needs_grant(q: _Question) -> bool:
 
 
 def _next_change(q: _Question) -> Instant | None:
-    """A passing target changes by time alone only where a slow start ends."""
+    """A passing target changes by time alone only where a slow start ends; one that has ended changes nothing more."""
     ends = [
         row.closed_at + q.policy.breaker.slow_start_duration_ms
         for row in q.breakers
         if row.closed_at is not None and q.policy.breaker.slow_start_enabled
     ]
-    return min(ends, default=None)
+    return min((end for end in ends if end > q.now), default=None)
