@@ -24,6 +24,9 @@ from policy_service.storage.postgres.embedded import EmbeddedServer
 from policy_service.storage.postgres.session import database_url
 from tests.contract.beside import place_for_clusters
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+"""Tests start processes while channels are open; gRPC's own handling of that fork can stall every later call."""
+
 _NUMBERS = count(1)
 
 

@@ -142,7 +142,14 @@ class Replica:
         self._process = self._scope.enter_context(started)
 
     async def ready(self) -> None:
-        await ready(self.address, 60)
+        """Until it answers as ready; a process that ends instead fails the test with what it said."""
+        serving = asyncio.create_task(ready(self.address, 60))
+        while not serving.done():
+            if self.running.child.poll() is not None:
+                serving.cancel()
+                raise AssertionError(self.running.log.read_text())
+            await asyncio.wait({serving}, timeout=0.1)
+        await serving
 
     async def close(self) -> None:
         if self._channel is not None:

@@ -29,7 +29,7 @@ from tests.fleet.fleet import (
 
 REPLICAS = 4
 THRESHOLD = 6
-CATALOGUE = f"settings: {{breaker: {{unprofiled: {{failure_threshold: {THRESHOLD}}}}}}}\n"
+CATALOGUE = f"settings: {{breaker: {{default: {{failure_threshold: {THRESHOLD}}}}}}}\n"
 GOAL_MS = 250
 GOAL_SILENT_MS = 2_000
 

@@ -1,0 +1,198 @@
+"""Three replicas race for the probe of half-open breakers; the database's own history says who had a permit.
+
+Short form: 60 providers, 300 edges OPEN to HALF_OPEN. Long form: 200 providers, 10 000 edges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from policy_service.generated.policy.v1 import policy_pb2
+from tests.fleet.breaker_history import (
+    HISTORY,
+    Version,
+    blocked_throughout,
+    edges,
+    ended_early,
+    granted,
+    over_admissions,
+    read_history,
+)
+from tests.fleet.fleet import (
+    LONG_TIMEOUT_S,
+    Replica,
+    ask,
+    catalogue_file,
+    database,
+    figure,
+    fleet,
+    form,
+    told,
+)
+
+REPLICAS = 3
+PROVIDERS = form(60, 200)
+EDGES = form(300, 10_000)
+LIMIT_S = form(45, 600)
+RESET_MS = 1_000
+CONVERGED_MS = 250
+CATALOGUE = f"""settings:
+  breaker:
+    default: {{failure_threshold: 1, reset_timeout_ms: {RESET_MS}, max_backoff_multiplier: 1}}
+  connection: {{default: {{base_cooldown_ms: 0}}}}
+"""
+FLAGS = ("--set", "store.select_ms=5000", "--set", "store.report_ms=5000")
+"""Budgets that a busy machine keeps: a selection that runs out of time takes a local permit, which no row shows."""
+
+
+def wall_ms() -> float:
+    """The database's clock is this machine's."""
+    return time.time() * 1000
+
+
+@dataclass
+class Race:
+    """Callers of all providers on all replicas, and what they were told."""
+
+    replicas: list[Replica]
+    random: random.Random = field(default_factory=lambda: random.Random(7))
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    probes: list[tuple[str, str]] = field(default_factory=list)
+    """(provider, permit id) of each stored permit handed out."""
+    local: int = 0
+    free: list[tuple[str, float, float]] = field(default_factory=list)
+    """(provider, sent, answered) of each call without a permit."""
+    calls: int = 0
+
+    async def caller(self, provider: str, replica: Replica) -> None:
+        while not self.is_over.is_set():
+            sent = wall_ms()
+            connection = f"c{self.calls}"
+            self.calls += 1
+            answer = await replica.policy.SelectTarget(ask(provider, connection), timeout=20)
+            if answer.WhichOneof("verdict") == "dispatch":
+                await self.called(provider, connection, answer, sent)
+            await asyncio.sleep(self.random.uniform(0.0, 0.25))
+
+    async def called(
+        self, provider: str, connection: str, answer: policy_pb2.SelectTargetResponse, sent: float
+    ) -> None:
+        """Lose one probe outcome in ten; most others say down, some say alive; calls without a permit fail."""
+        permits = answer.dispatch.permits
+        if not permits:
+            self.free.append((provider, sent, wall_ms()))
+        self.local += any(permit.is_local for permit in permits)
+        self.probes += [(provider, permit.permit_id) for permit in permits if not permit.is_local]
+        fate = self.random.random()
+        if permits and fate < 0.1:
+            return
+        await asyncio.sleep(self.random.uniform(0.0, 0.05))
+        status = 200 if permits and fate < 0.3 else 503
+        reporter = self.random.choice(self.replicas)
+        report = told(provider, connection, status, token=answer.decision_token)
+        await reporter.policy.ReportOutcome(report, timeout=20)
+
+
+@pytest.mark.timeout(LONG_TIMEOUT_S)
+async def test_no_half_open_breaker_ever_has_two_probes_out_in_the_whole_fleet(tmp_path: Path) -> None:
+    flags = ("--catalogue", str(catalogue_file(tmp_path, CATALOGUE)), *FLAGS)
+    async with database() as where, where.beside() as connection:
+        await connection.execute(HISTORY)
+        async with fleet(tmp_path, where, REPLICAS, *flags) as replicas:
+            race = Race(replicas)
+            names = [f"p{n}" for n in range(PROVIDERS)]
+            callers = [asyncio.create_task(race.caller(name, r)) for name in names for r in replicas]
+            began = time.monotonic()
+            while await edges_so_far(connection) < EDGES and time.monotonic() - began < LIMIT_S:
+                await asyncio.wait(callers, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+            race.is_over.set()
+            await asyncio.gather(*callers)
+        judge(race, await read_history(connection), await answered_at(connection))
+
+
+async def edges_so_far(connection: object) -> int:
+    query = "SELECT count(DISTINCT (provider, round)) FROM breaker_history WHERE state = 'HALF_OPEN'"
+    return int(await connection.fetchval(query))  # type: ignore[attr-defined]
+
+
+async def answered_at(connection: object) -> dict[str, set[int]]:
+    """Instants at which reports of a decision were committed."""
+    found: dict[str, set[int]] = {}
+    for record in await connection.fetch("SELECT event_id, written_at FROM report_answer"):  # type: ignore[attr-defined]
+        found.setdefault(record["event_id"].partition("/")[0], set()).add(record["written_at"])
+    return found
+
+
+def judge(race: Race, history: dict[str, list[Version]], answered: dict[str, set[int]]) -> None:
+    seen = sum(map(edges, history.values()))
+    over = sum(over_admissions(versions, 1) for versions in history.values())
+    overwritten = [
+        ended
+        for versions in history.values()
+        for ended in ended_early(versions)
+        if not any(ended.at in answered.get(decision, ()) for decision in ended.deciders)
+    ]
+    unknown = [pair for pair in race.probes if pair[1] not in granted(history[pair[0]])]
+    late = [
+        call
+        for call in race.free
+        if blocked_throughout(history.get(call[0], []), int(call[1]) - CONVERGED_MS, int(call[2]))
+    ]
+    figure("half_open.edges", seen)
+    figure("half_open.calls", race.calls)
+    figure("half_open.probes", len(race.probes))
+    figure("half_open.over_admission", over + len(overwritten))
+    figure("half_open.permits_no_row_knows", len(unknown))
+    figure("half_open.local_permits", race.local)
+    figure("half_open.calls_without_permit_later_than_250_ms", len(late))
+    assert seen >= EDGES
+    assert over == 0
+    assert overwritten == []
+    assert unknown == []
+    assert race.local == 0
+    assert late == []
+
+
+@pytest.mark.timeout(LONG_TIMEOUT_S)
+async def test_service_resumes_after_one_expiry_when_every_probe_outcome_is_lost(tmp_path: Path) -> None:
+    flags = ("--catalogue", str(catalogue_file(tmp_path, CATALOGUE)), *FLAGS)
+    async with database() as where, where.beside() as connection:
+        await connection.execute(HISTORY)
+        async with fleet(tmp_path, where, REPLICAS, *flags) as replicas:
+            assert (await replicas[0].policy.ReportOutcome(told("p", "c", 503), timeout=10)).durable
+            calls, last = await denied_traffic(replicas, rounds=form(4, 12))
+            alive = told("p", "spare", 200, token=last.decision_token)
+            await replicas[1].policy.ReportOutcome(alive, timeout=10)
+            resumed = await replicas[1].policy.SelectTarget(ask("p", "spare"), timeout=10)
+        history = (await read_history(connection))["p"]
+    grants = sorted(permit.granted_at for permit in granted(history).values())
+    expiries = sorted(permit.expires_at for permit in granted(history).values())
+    idle = [later - expired for expired, later in zip(expiries, grants[1:], strict=False)]
+    figure("lost_probes.denied_calls", calls)
+    figure("lost_probes.longest_wait_after_expiry_ms", max(idle))
+    assert min(idle) >= 0
+    assert max(idle) <= CONVERGED_MS
+    assert calls > 50
+    assert history[-1].state == "CLOSED"
+    assert resumed.WhichOneof("verdict") == "dispatch"
+
+
+async def denied_traffic(replicas: list[Replica], rounds: int) -> tuple[int, policy_pb2.SelectTargetResponse]:
+    """Ask on and on, on every replica; the probes that come are lost, the last one is handed back."""
+    calls = 0
+    while True:
+        for replica in replicas:
+            answer = await replica.policy.SelectTarget(ask("p", "spare"), timeout=10)
+            if answer.WhichOneof("verdict") == "dispatch" and answer.dispatch.probe:
+                rounds -= 1
+                if not rounds:
+                    return calls, answer
+            else:
+                calls += 1
+            await asyncio.sleep(0.005)
