@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from policy_service.application.commit import CommitLimits
 from policy_service.application.entropy import SystemEntropy
@@ -22,12 +23,20 @@ from policy_service.application.messages import (
     SelectRequest,
 )
 from policy_service.application.ports import CatalogueRevision, SpoolFullError, Store
-from policy_service.application.replica import Replica, ReplicaSettings
+from policy_service.application.replica import OwnershipStores, Replica, ReplicaSettings
 from policy_service.domain.catalogue import Catalogue
 from policy_service.domain.ids import ConnectionId, ModelId, ProviderId, Target
 from policy_service.domain.policy import Policy
 from policy_service.settings.catalogue_file import builtin_catalogue, load_catalogue
 from policy_service.storage import event_codec
+from policy_service.storage.memory.lease_store import LeaseTable, MemoryLeaseStore
+from policy_service.storage.memory.permit_store import MemoryPermits, MemoryPermitStore
+from policy_service.storage.memory.pin_store import MemoryPinStore, PinTable
+from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
+from policy_service.storage.postgres.lease_store import PostgresLeaseStore
+from policy_service.storage.postgres.permit_store import PostgresPermitStore
+from policy_service.storage.postgres.pin_store import PostgresPinStore
+from policy_service.storage.postgres.store import PostgresStore
 
 OPENAI = "openai"
 
@@ -80,6 +89,33 @@ def compile_revision(environment: Mapping[str, str]) -> object:
     return compiled
 
 
+class _Shared(NamedTuple):
+    """Tables of the ownership stores that the replicas of one memory database share."""
+
+    leases: LeaseTable
+    permits: MemoryPermits
+    pins: PinTable
+
+
+_SHARED: dict[int, tuple[MemoryDatabase, _Shared]] = {}
+"""By identity of the database, which is kept so that its identity is not used again."""
+
+
+def ownership_stores(store: Store, name: str) -> OwnershipStores:
+    """Stores of leases, permits and pins beside a store, of the same kind."""
+    if isinstance(store, PostgresStore):
+        return OwnershipStores(PostgresLeaseStore(store), PostgresPermitStore(store, name), PostgresPinStore(store))
+    assert isinstance(store, MemoryStore)
+    database = store.database
+    fresh = _Shared(LeaseTable(), MemoryPermits(clock=database.clock), PinTable())
+    _, shared = _SHARED.setdefault(id(database), (database, fresh))
+    return OwnershipStores(
+        MemoryLeaseStore(store, shared.leases),
+        MemoryPermitStore(shared.permits, name),
+        MemoryPinStore(store, shared.pins),
+    )
+
+
 def make_replica(
     store: Store,
     name: str = "r1",
@@ -91,12 +127,14 @@ def make_replica(
     seed: int = 1,
 ) -> Replica:
     """A replica that is not started yet."""
+    chosen = settings or ReplicaSettings(name, follow=FollowSettings(poll_ms=50))
     return Replica(
         store,
         spool or ListSpool(),
         Policy(catalogue or builtin_catalogue()),
         SystemEntropy(seed),
-        settings or ReplicaSettings(name, follow=FollowSettings(poll_ms=50)),
+        chosen,
+        stores=ownership_stores(store, chosen.name),
         compile_revision=compile_revision({}),  # type: ignore[arg-type]
         monotonic_ms=time_source.monotonic if time_source else lambda: time.monotonic() * 1000,
         encode_event=event_codec.encode,

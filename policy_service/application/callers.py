@@ -18,6 +18,8 @@ class Callers:
         self._by_key = {caller.key_sha256: caller for caller in found if caller.key_sha256}
         self.managed = managed_connections(found)
         """Connections that at least one managed key lists; nobody else is routed to them."""
+        self.any_limited = any(caller.allowed_connections for caller in found)
+        """Some caller has a list of connections."""
 
     def find(self, caller_id: str, key_sha256: str) -> Caller | None:
         """The caller by id, by the SHA-256 of its key, or by both where they agree; None: unknown."""

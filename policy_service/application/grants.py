@@ -10,13 +10,22 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from policy_service.application.admission_plan import Admission, acquire_early, acquire_probe, admission_scope
 from policy_service.application.breaker_plan import give_back
 from policy_service.application.events import ProbeRef
-from policy_service.application.messages import PermitGrant, PermitKind, SelectRequest
+from policy_service.application.messages import (
+    PermitGrant,
+    PermitKind,
+    PermitRef,
+    PermitUse,
+    SelectRequest,
+)
+from policy_service.application.permit_gates import FREE
+from policy_service.application.permit_work import Passage, PermitAsk, PermitRefusal
+from policy_service.application.permits import Permits
 from policy_service.application.ports import Clock, Committed, Scope, Store, StoreUnavailableError, Unit, UnitResult
 from policy_service.application.view import View
 from policy_service.domain.breaker import BreakerState, breaker_name, split_name
@@ -34,6 +43,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GIVE_BACK_MS: DurationMs = 2_000
+HARD_MS: DurationMs = 200
+"""Longest transaction of a gate: an exact cap has no answer without the store, so it gets more time than a probe."""
 PANIC_TTL_MS: DurationMs = 120_000
 EARLY = "early:"
 PANIC = "pool:"
@@ -49,6 +60,10 @@ class Granted:
     at: Instant | None = None
     """Database time of the grant: the start of the decision."""
     refusal: Exclusion | None = None
+    permit_use: PermitUse = PermitUse.NOT_NEEDED
+    waited_ms: DurationMs = 0
+    answer: PermitRefusal | None = None
+    """What the gate itself says where it refused."""
 
 
 class Grants:
@@ -65,6 +80,7 @@ class Grants:
         store: Store,
         view: View,
         clock: Clock,
+        permits: Permits,
         replica: str,
         *,
         budget_ms: DurationMs,
@@ -73,6 +89,7 @@ class Grants:
         self._store = store
         self._view = view
         self._clock = clock
+        self._permits = permits
         self.replica = replica
         self._budget_ms = budget_ms
         self._store_away = store_away
@@ -81,7 +98,59 @@ class Grants:
         self.local_probes = 0
         self.lost = 0
 
-    async def acquire(self, target: Target, request: SelectRequest, decision_id: str) -> Granted:
+    async def acquire(
+        self,
+        target: Target,
+        request: SelectRequest,
+        decision_id: str,
+        *,
+        passage: Passage = FREE,
+        probing: bool = False,
+        line_ms: DurationMs = 0,
+    ) -> Granted:
+        """Acquire what a dispatch to `target` demands: its gates first, the probe permit as the last act.
+
+        Args:
+            passage: gates of caps and queues; a place in line is kept for at most `line_ms`.
+            probing: the breaker is half open, or in a slow start.
+        """
+        held = await self._pass_gates(target, request, passage, line_ms)
+        if held.refusal is not None or not probing:
+            return held
+        try:
+            granted = await self.acquire_probe(target, request, decision_id)
+        except BaseException:
+            self.give_back(held)
+            raise
+        if granted.refusal is not None:
+            self.give_back(held)
+            return granted
+        return replace(granted, permits=(*held.permits, *granted.permits), permit_use=held.permit_use)
+
+    async def _pass_gates(
+        self, target: Target, request: SelectRequest, passage: Passage, line_ms: DurationMs
+    ) -> Granted:
+        if not passage.gates:
+            return Granted()
+        ask = PermitAsk(
+            passage,
+            _call_id(request),
+            timeout_ms=line_ms,
+            ttl_ms=self._view.policy.setting("concurrency.permit_ttl_ms"),
+            start_timeout_ms=request.start_timeout_ms,
+            store_ms=max(self._budget_ms, line_ms, HARD_MS),
+        )
+        outcome = await self._permits.acquire(ask)
+        if outcome.is_held:
+            return Granted(
+                permits=outcome.grants, at=outcome.at, permit_use=PermitUse.HELD, waited_ms=outcome.waited_ms
+            )
+        refusal = outcome.refusal
+        wait_s = refusal.retry_after_s if refusal else None
+        until = None if wait_s is None else self._clock.now() + wait_s * 1000
+        return Granted(refusal=Exclusion(target, "concurrency_cap", until), answer=refusal)
+
+    async def acquire_probe(self, target: Target, request: SelectRequest, decision_id: str) -> Granted:
         """Acquire what the breakers of `target` demand; a repeated request id gets the same permit again.
 
         A caller that is cancelled meanwhile leaves no permit behind: a grant that nobody takes is given back.
@@ -141,7 +210,7 @@ class Grants:
             book.put(give_panic_back(book.get(PanicState, gate), permit_id))
             return UnitResult(None)
 
-        self._in_background(self._try(Unit(Scope(frozenset({gate})), run), GIVE_BACK_MS))
+        self.in_background(self._try(Unit(Scope(frozenset({gate})), run), GIVE_BACK_MS))
 
     async def _try(self, unit: Unit[T], timeout_ms: DurationMs | None = None) -> Committed[T] | None:
         """Run an optional unit; None where the store does not answer in time."""
@@ -154,16 +223,19 @@ class Grants:
         self._view.apply_committed(committed.rows)
         return committed
 
-    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run beside the calls; `settle` waits for it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def give_back(self, probes: tuple[ProbeRef, ...]) -> None:
-        """Return permits that were not used; in the background, within its own budget."""
-        held = tuple(ref for ref in probes if not ref.local)
+    def give_back(self, granted: Granted) -> None:
+        """Return what was granted and not used; in the background, within its own budget."""
+        held = tuple(ref for ref in granted.probes if not ref.local)
         if held:
-            self._in_background(self._give_back(held))
+            self.in_background(self._give_back(held))
+        if granted.permit_use is PermitUse.HELD:
+            self._permits.release_decision(PermitRef(p.permit_id, p.gate) for p in granted.permits)
 
     async def settle(self) -> None:
         """Wait for what runs in the background."""
@@ -205,7 +277,7 @@ class Grants:
 
     def _give_back_late(self, task: asyncio.Future[Granted]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self.give_back(task.result().probes)
+            self.give_back(task.result())
 
     # -- without the store ---------------------------------------------------------------------------
     def _acquire_local(self, target: Target, policy: ConnectionPolicy, probe: ProbeRequest) -> Granted:
@@ -233,6 +305,14 @@ class Grants:
         """The newest committed row: a token never carries the generation of a projection (fleet.md section 2)."""
         known = self._view.committed((BreakerState.KIND, provider, part))
         return known.row if known and isinstance(known.row, BreakerState) else BreakerState(provider, part)
+
+
+def _call_id(request: SelectRequest) -> str:
+    """Id of this call among those of one client request: a repeated call finds its own permit, the next call after a
+    wait or a failed attempt asks anew."""
+    waits = request.previous.waited.attempts if request.previous else 0
+    tried = len(request.earlier_attempts)
+    return f"{request.request_id}#{waits}.{tried}" if waits or tried else request.request_id
 
 
 def _permit_id(request_id: str, target: Target) -> str:

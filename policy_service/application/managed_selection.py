@@ -104,6 +104,7 @@ class ManagedSelection:
     """
 
     def __init__(self, registry: Registry, book: LeaseBook) -> None:
+        self.registry = registry
         self._registry = registry
         self._book = book
 

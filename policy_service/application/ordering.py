@@ -8,7 +8,6 @@ from policy_service.application.errors import UnknownStrategyError
 from policy_service.application.pools import Pool
 from policy_service.application.ports import Entropy
 from policy_service.application.rotation import BoundedStates
-from policy_service.domain.request_exhaustion import Exhausted
 from policy_service.domain.strategies import ROUTE_STRATEGIES, priority, round_robin, weighted
 from policy_service.domain.strategies.round_robin import Rotation
 
@@ -20,13 +19,12 @@ class Ordering:
         self._entropy = entropy
         self._rotations: BoundedStates[Rotation] = BoundedStates(Rotation())
 
-    def order(self, pool: Pool, eligible: Sequence[int], gone: Exhausted) -> tuple[Sequence[int], Rotation | None]:
+    def order(self, pool: Pool, eligible: Sequence[int]) -> tuple[Sequence[int], Rotation | None]:
         """Eligible positions in order of preference, and the rotation to keep if the answer is used.
 
         Raises:
             UnknownStrategyError: the pool's strategy is none of the known names.
         """
-        del gone
         name = pool.strategy
         if name in ("priority", "fill-first"):
             return priority.order(eligible), None

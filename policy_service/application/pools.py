@@ -37,6 +37,8 @@ class Pool:
     keys: Sequence[str] = ()
     auth_classes: Sequence[AuthClass | None] = ()
     options: Mapping[str, object] = field(default_factory=dict)
+    caps: Sequence[int | None] = ()
+    """Caps stated with inline candidates; empty where none states one."""
     quota_only: frozenset[int] = frozenset()
     """Entries that let only a quota failure go on to the next one (strategy priority)."""
     gated: Gated | None = None
@@ -105,6 +107,7 @@ class Pools:
             [c.key for c in candidates],
             [c.auth_class for c in candidates],
             options,
+            [c.max_concurrent for c in candidates] if any(c.max_concurrent for c in candidates) else (),
             frozenset(i for i, c in enumerate(candidates) if c.fallback_only_on_quota),
         )
 
@@ -122,6 +125,7 @@ class Pools:
             tuple(t.key for t in targets),
             (),
             route.options,
+            (),
             frozenset(i for i, t in enumerate(targets) if t.fallback_only_on_quota),
         )
 

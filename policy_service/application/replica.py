@@ -11,18 +11,30 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from policy_service.application.callers import Registry
 from policy_service.application.clock import DatabaseClock
 from policy_service.application.commit import CommitLimits, Folding, GroupedCommit
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.follow import Follower, FollowSettings
 from policy_service.application.freshness import Freshness
 from policy_service.application.grants import Grants
+from policy_service.application.lease_book import LeaseBook
+from policy_service.application.lease_upkeep import LeaseUpkeep
+from policy_service.application.managed_selection import LeaseReports, ManagedSelection
+from policy_service.application.permits import Permits
+from policy_service.application.pin_reports import PinReports
+from policy_service.application.pins import Pins
 from policy_service.application.ports import CatalogueRevision, Entropy, Spool, Store, StoreUnavailableError
+from policy_service.application.ports_leases import LeaseStore
+from policy_service.application.ports_permits import PermitStore
+from policy_service.application.ports_pins import PinStore
+from policy_service.application.report_endings import Endings
 from policy_service.application.report_outcome import ReportOutcome
 from policy_service.application.report_plan import scope_of
 from policy_service.application.report_result import ReportResult, decode, encode, fold_report
 from policy_service.application.select_target import SelectTarget
 from policy_service.application.upkeep_plan import upkeep_unit
+from policy_service.application.usage_wall import UsageWall
 from policy_service.application.view import View
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.policy import Policy
@@ -45,6 +57,19 @@ class ReplicaSettings:
     commit: CommitLimits = field(default_factory=CommitLimits)
     follow: FollowSettings = field(default_factory=FollowSettings)
     list_exclusions_always: bool = False
+    operation_ms: DurationMs = 2_000
+    """Longest transaction of a lease or permit."""
+    awaits_failover: bool = False
+    """Replication is asynchronous: leases and permits pause after a failover (fleet.md section 7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipStores:
+    """Stores of the mechanisms that own something exactly: leases, permits, first pins."""
+
+    leases: LeaseStore
+    permits: PermitStore
+    pins: PinStore
 
 
 class Replica:
@@ -65,6 +90,7 @@ class Replica:
         entropy: Entropy,
         settings: ReplicaSettings,
         *,
+        stores: OwnershipStores,
         compile_revision: Callable[[CatalogueRevision], Policy],
         monotonic_ms: Callable[[], float],
         encode_event: Callable[[OutcomeEvent], bytes],
@@ -87,13 +113,36 @@ class Replica:
             limits=settings.commit,
         )
         self.freshness = Freshness(self.view, self.is_store_away, settings.stale_after_ms)
+        self.permits = Permits(
+            stores.permits,
+            self.clock,
+            entropy,
+            settings.name,
+            monotonic_ms=monotonic_ms,
+            store_ms=settings.operation_ms,
+        )
         self.grants = Grants(
             store,
             self.view,
             self.clock,
+            self.permits,
             settings.name,
             budget_ms=settings.select_ms,
             store_away=self.is_store_away,
+        )
+        self.registry = Registry(self.view)
+        self.leases = LeaseBook(
+            stores.leases,
+            entropy,
+            settings.name,
+            budget_ms=settings.operation_ms,
+            awaits_failover=settings.awaits_failover,
+        )
+        self._lease_upkeep = LeaseUpkeep(self.registry, self.leases)
+        self.pins = Pins(stores.pins, self.view, budget_ms=settings.select_ms, store_away=self.is_store_away)
+        self.pin_reports = PinReports(stores.pins, self.pins)
+        self.wall = UsageWall(
+            self.view, store, self.clock, entropy, report_ms=settings.commit.report_ms, store_away=self.is_store_away
         )
         self.select = SelectTarget(
             self.view,
@@ -101,9 +150,20 @@ class Replica:
             entropy,
             self.grants,
             self.freshness,
+            ManagedSelection(self.registry, self.leases),
+            self.pins,
+            self.wall,
             list_always=settings.list_exclusions_always,
         )
-        self.report = ReportOutcome(self.view, self.clock, self.commit, self.grants, self.freshness, settings.name)
+        self.report = ReportOutcome(
+            self.view,
+            self.clock,
+            self.commit,
+            self.freshness,
+            settings.name,
+            Endings(self.view, self.grants, self.permits, self.pin_reports, LeaseReports(self.leases)),
+            self.wall,
+        )
         self.follower = Follower(
             store,
             self.view,
@@ -129,12 +189,17 @@ class Replica:
         """
         await self.follower.start()
         taken_over = await self.commit.start()
+        self.pin_reports.start()
+        await self.permits.start()
+        await self._sweep_leases()
         self._sweeper = asyncio.create_task(self._sweep(), name="prune")
         return taken_over
 
     async def stop(self) -> None:
         """Commit or spool what is queued, return unused permits, end the background work."""
         await self.commit.stop()
+        await self.pin_reports.stop()
+        await self.permits.stop()
         await self.grants.settle()
         await self.follower.stop()
         if self._sweeper:
@@ -169,12 +234,19 @@ class Replica:
             rounds += 1
             try:
                 await self.upkeep()
+                await self._sweep_leases()
+                await self.permits.sweep()
                 if rounds % PRUNE_EVERY_ROUNDS == 0:
                     await self.store.prune(self.clock.now(), timeout_ms=OPERATION_MS)
             except StoreUnavailableError as error:
                 log.info("upkeep waits for the store: %s", error)
             except Exception:
                 log.exception("upkeep failed")
+
+    async def _sweep_leases(self) -> None:
+        swept = await self._lease_upkeep.sweep()
+        if swept.expired or swept.withdrawn:
+            log.info("leases ended: %d expired, %d withdrawn", swept.expired, swept.withdrawn)
 
     async def upkeep(self) -> int:
         """Shrink what time has ended; the number of rows."""

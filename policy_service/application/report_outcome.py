@@ -12,7 +12,7 @@ from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
 from policy_service.application.events import OutcomeEvent, ProbeRef
 from policy_service.application.freshness import Freshness
-from policy_service.application.grants import EARLY, PANIC, Grants
+from policy_service.application.grants import EARLY
 from policy_service.application.messages import (
     Action,
     ActionKind,
@@ -24,9 +24,11 @@ from policy_service.application.messages import (
     Verdict,
 )
 from policy_service.application.ports import Clock, SpoolFullError
+from policy_service.application.report_endings import NO_LEASE, Endings, LeaseEnd
 from policy_service.application.report_meaning import meaning_of
 from policy_service.application.report_result import ReportResult, fold_report
 from policy_service.application.successes import SuccessRing, Waiting
+from policy_service.application.usage_wall import UsageWall, action_of
 from policy_service.application.view import View
 from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind, Origin, Outcome
@@ -57,14 +59,16 @@ class ReportOutcome:
         view: View,
         clock: Clock,
         commit: GroupedCommit[ReportResult],
-        grants: Grants,
         freshness: Freshness,
         replica: str,
+        endings: Endings,
+        wall: UsageWall,
     ) -> None:
+        self._endings = endings
+        self._wall = wall
         self._view = view
         self._clock = clock
         self._commit = commit
-        self._grants = grants
         self._successes: SuccessRing[tuple[ReportRequest, Instant]] = SuccessRing(view, self._apply_held)
         self._freshness = freshness
         self._replica = replica
@@ -82,7 +86,7 @@ class ReportOutcome:
         if self._view.provider_rows(target.target.provider) is not None:
             return None
         self._hold(request, target.target, now)
-        return self._stamp(ReportAnswer(_SUCCESS, _RETURN), now)
+        return self._success(request, target, now)
 
     async def report(self, request: ReportRequest) -> ReportAnswer:
         """Answer one report; a failure waits for its commit within the budget.
@@ -93,16 +97,19 @@ class ReportOutcome:
         """
         now = self._clock.now()
         target = self._served(request)
-        self._end_panic(request)
+        self._endings.free(request)
+        lease = await self._endings.end_lease(request)
         event = self._event(request, target, now)
+        event = await self._wall.prepare(event, request)
         if event.outcome.is_success and not self._would_change(event):
             self._hold(request, target.target, now)
-            return self._stamp(ReportAnswer(_SUCCESS, _RETURN), now)
+            return self._success(request, target, now, lease)
         try:
             reported = await self._commit.report(event)
+            reported = await self._wall.settle(event, reported, self._commit)
         except SpoolFullError as error:
             raise OverloadedError(str(error)) from error
-        return self._answer(request, target, reported, now)
+        return self._answer(request, target, reported, lease, now)
 
     def preview(self, request: ReportRequest, at: Instant) -> tuple[Verdict, ReportResult]:
         """What a report would mean for a target without any state; reads and writes none.
@@ -114,6 +121,14 @@ class ReportOutcome:
         event = self._event(request, self._served(request), at)
         result = fold_report(StateBook(), event, self._view.policy)
         return _verdict_of(result), result
+
+    def _success(
+        self, request: ReportRequest, served: TokenTarget, now: Instant, lease: LeaseEnd = NO_LEASE
+    ) -> ReportAnswer:
+        """Answer to a success that changes nothing."""
+        pin = self._endings.pin(request, served.target, None, now)
+        answer = ReportAnswer(_SUCCESS, _RETURN, pin=pin, lease_result=lease.result, lease_code=lease.code)
+        return self._stamp(answer, now)
 
     # -- successes -----------------------------------------------------------------------------------
     def judge_successes(self) -> None:
@@ -137,13 +152,6 @@ class ReportOutcome:
                 self._commit.submit(event)
         except (InvalidRequestError, SpoolFullError):
             self._successes.dropped += 1
-
-    def _end_panic(self, request: ReportRequest) -> None:
-        """A final report frees the panic call of its decision."""
-        if request.token is not None and request.final:
-            for permit in request.token.permits:
-                if permit.gate.startswith(PANIC):
-                    self._grants.end_panic(permit.gate, permit.permit_id)
 
     # -- the event -----------------------------------------------------------------------------------
     def _would_change(self, event: OutcomeEvent) -> bool:
@@ -228,16 +236,24 @@ class ReportOutcome:
 
     # -- the answer ----------------------------------------------------------------------------------
     def _answer(
-        self, request: ReportRequest, served: TokenTarget, reported: Reported[ReportResult], now: Instant
+        self,
+        request: ReportRequest,
+        served: TokenTarget,
+        reported: Reported[ReportResult],
+        lease: LeaseEnd,
+        now: Instant,
     ) -> ReportAnswer:
         result = reported.result
         ignored = (*result.ignored, "duplicate") if reported.duplicate else result.ignored
         answer = ReportAnswer(
             _verdict_of(result),
-            _action(request, served, result),
+            action_of(result.wall, _action(request, served, result)),
             result.effects,
             reported.durable,
             ignored,
+            pin=self._endings.pin(request, served.target, result, now),
+            lease_result=lease.result,
+            lease_code=lease.code,
         )
         return self._stamp(answer, now)
 
@@ -262,6 +278,7 @@ def _is_plain_success(request: ReportRequest) -> bool:
         and not (request.token and (request.token.probes or request.token.permits))
         and not request.extras.stream_error
         and not request.extras.egress_address
+        and not request.extras.end_lease
     )
 
 

@@ -6,7 +6,16 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from policy_service.application.grants import Granted
-from policy_service.application.messages import Exclusion, ExplainedTarget, Explanation, PermitKind, PermitRef
+from policy_service.application.messages import (
+    Exclusion,
+    ExplainedTarget,
+    Explanation,
+    PermitKind,
+    PermitRef,
+    Reject,
+)
+from policy_service.application.permit_work import PermitRefusal
+from policy_service.application.pins import PinAnswer
 from policy_service.application.pools import Pool
 from policy_service.domain import exclusions as gate
 from policy_service.domain.ids import Instant, Target
@@ -60,7 +69,29 @@ def refusal_message(excluded: Iterable[gate.Exclusion], pool: Pool, terminal_rea
     return f"{terminal_reason}: {listed} of {pool.size} targets"
 
 
-def explanation(pool: Pool, targets: Sequence[Target], order: Sequence[int]) -> Explanation:
-    """Order of the strategy and the rule that chose the first target."""
+def explanation(pool: Pool, targets: Sequence[Target], order: Sequence[int], pin: PinAnswer | None) -> Explanation:
+    """Order of the strategy, the rule that chose the first target, and what affinity said."""
     listed = tuple(ExplainedTarget(targets[position], pool.key(position)) for position in order)
-    return Explanation(pool.strategy, chosen_by=f"strategy {pool.strategy}", order=listed)
+    return Explanation(
+        pool.strategy,
+        chosen_by="session pin" if pin is not None and pin.position is not None else f"strategy {pool.strategy}",
+        order=listed,
+        affinity=str(pin.affinity) if pin else "",
+        pin_connection=pin.pin_connection if pin else "",
+    )
+
+
+def gate_refusal(refusal: PermitRefusal, pool: Pool) -> Reject:
+    """A gate's own refusal (concurrency.md section 5, queue_admission.md section 4): local, with its own code."""
+    return Reject(
+        refusal.http_status,
+        refusal.code,
+        "service_unavailable" if refusal.http_status >= 500 else "rate_limit_error",
+        refusal.code,
+        "wait",
+        f"{refusal.code}: {refusal.depth} in line at {refusal.gate}",
+        refusal.retry_after_s,
+        pool_size=pool.size,
+        gate=refusal.gate,
+        line_depth=refusal.depth,
+    )

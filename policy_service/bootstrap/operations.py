@@ -20,6 +20,10 @@ from policy_service.application.admin_listings import Listings
 from policy_service.application.admin_state import StateAdmin
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.errors import FieldProblem, InvalidRequestError
+from policy_service.application.lease_offers import ConnectionOffers
+from policy_service.application.lease_upkeep import LeaseAdmin
+from policy_service.application.leases import Leases
+from policy_service.application.probe_permits import ProbePermits
 from policy_service.application.replica import Replica
 from policy_service.domain.policy import Policy
 from policy_service.settings.catalogue_file import LoadedCatalogue, load_catalogue
@@ -27,6 +31,10 @@ from policy_service.settings.patch import NAME_TREE, REST_TREE, Tree, patch_docu
 from policy_service.settings.problems import ConfigError, Problem
 from policy_service.settings.resolved import plain, resolve_all
 from policy_service.transport.grpc.admin_operations import AdminUseCases
+from policy_service.transport.grpc.gate import Unary
+from policy_service.transport.grpc.lease_methods import lease_admin_operations, lease_methods
+from policy_service.transport.grpc.mapping import Reading
+from policy_service.transport.grpc.permit_methods import PermitMethods
 
 CATALOGUE_INVALID = "CATALOGUE_INVALID"
 
@@ -106,3 +114,19 @@ def _field_problem(problem: Problem, reason: str) -> FieldProblem:
 def _read(loaded: LoadedCatalogue) -> ReadCatalogue:
     warnings = tuple(RuleWarning(each.path, "", each.problem, each.text()) for each in loaded.warnings)
     return ReadCatalogue(loaded.catalogue, loaded.document_json, loaded.sha256, warnings)
+
+
+def ownership_methods(replica: Replica, reading: Reading) -> tuple[dict[str, Unary], dict[str, Unary]]:
+    """Methods of PolicyService and of AdminService for leases and permits."""
+    offers = ConnectionOffers(replica.view, replica.clock, replica.settings.name)
+    leases = Leases(replica.registry, replica.leases, offers)
+    probes = ProbePermits(replica.store, replica.view)
+    permits = PermitMethods(
+        replica.permits,
+        lambda: replica.view.policy,
+        reading,
+        renew_rest=probes.renew,
+        release_rest=probes.release,
+    )
+    policy = {**lease_methods(leases, reading), **permits.policy_methods()}
+    return policy, {**lease_admin_operations(LeaseAdmin(replica.leases)), **permits.admin_methods()}

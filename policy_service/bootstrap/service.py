@@ -22,8 +22,8 @@ from policy_service.application.commit import CommitLimits
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.follow import FollowSettings
 from policy_service.application.ports import CatalogueRevision, SchemaMismatchError
-from policy_service.application.replica import Replica, ReplicaSettings
-from policy_service.bootstrap.operations import admin_use_cases
+from policy_service.application.replica import OwnershipStores, Replica, ReplicaSettings
+from policy_service.bootstrap.operations import admin_use_cases, ownership_methods
 from policy_service.domain.policy import Policy
 from policy_service.settings.catalogue_file import (
     LoadedCatalogue,
@@ -37,6 +37,9 @@ from policy_service.settings.server import ServerConfig
 from policy_service.storage import event_codec
 from policy_service.storage.postgres import schema
 from policy_service.storage.postgres.embedded import EmbeddedServer
+from policy_service.storage.postgres.lease_store import PostgresLeaseStore
+from policy_service.storage.postgres.permit_store import PostgresPermitStore
+from policy_service.storage.postgres.pin_store import PostgresPinStore
 from policy_service.storage.postgres.session import StoreOptions
 from policy_service.storage.postgres.store import PostgresStore
 from policy_service.storage.spool import SqliteSpool
@@ -241,6 +244,11 @@ class Service:
             commit=CommitLimits(report_ms=store.report_ms, commit_ms=store.operation_ms),
             follow=FollowSettings(poll_ms=store.poll_ms, notifications=store.listens),
             list_exclusions_always=self._is_traced,
+            operation_ms=store.operation_ms,
+            awaits_failover=store.failover == "async",
+        )
+        stores = OwnershipStores(
+            PostgresLeaseStore(self.store), PostgresPermitStore(self.store, self.name), PostgresPinStore(self.store)
         )
         return Replica(
             self.store,
@@ -248,6 +256,7 @@ class Service:
             policy,
             SystemEntropy(),
             settings,
+            stores=stores,
             compile_revision=self._recompile,
             monotonic_ms=monotonic_ms,
             encode_event=event_codec.encode,
@@ -277,8 +286,10 @@ class Service:
         reading = Reading(seal, self.replica.clock, SystemEntropy(), limits)
         selects, reports = self._use_cases()
         cases = admin_use_cases(self.replica, self.environment, lambda: self._spool.entries, RELEASE)
-        admin = AdminServicer(admin_operations(cases, reading))
-        return PolicyServer(self._options(), gate, (PolicyServicer(selects, reports, reading), admin))
+        further, more_admin = ownership_methods(self.replica, reading)
+        admin = AdminServicer({**admin_operations(cases, reading), **more_admin})
+        policy = PolicyServicer(selects, reports, reading, further)
+        return PolicyServer(self._options(), gate, (policy, admin))
 
     def _use_cases(self) -> tuple[Any, Any]:
         replica = self.replica
