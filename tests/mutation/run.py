@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
             "POLICY_HYPOTHESIS_EXAMPLES": EXAMPLES,
             "PYTHONPATH": folder,
             "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "",
             "MUTATION_REPORT_FOLDER": str(Path.cwd()),
         }
         command = ["nice", "-n", "10", sys.executable, "-m", "tests.mutation.gate", *arguments]

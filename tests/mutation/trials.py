@@ -12,9 +12,11 @@ import gc
 import importlib.abc
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
@@ -25,6 +27,10 @@ from tests.mutation.suite import OPTIONS, Baseline, Function, Outcomes, forget_c
 
 KILLED, SURVIVED, TIMED_OUT, NO_CODE, UNCOVERED = "killed", "survived", "timed out", "no code", "uncovered"
 FRESH_IMPORT_S = 25.0
+AFFORDABLE_S = 5.0
+"""CPU time of tests spent on one mutant; what only the dear ones would notice counts as a survivor."""
+NEAR_FILES = 12
+"""Importing every test anew for a changed constant takes longer than all that they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +140,29 @@ class Bench:
     outcomes: Outcomes
     baseline: Baseline
     functions: list[FunctionType] = field(default_factory=living_functions)
+    imports: dict[str, set[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.imports = imported_names(self.root)
 
     def covering(self, function: Function) -> list[str]:
-        """Tests that enter the function, cheapest first."""
-        return self._cheapest(n for n, seen in self.baseline.functions.items() if function in seen)
+        """Tests that enter the function: namesakes first, then the cheapest, as many as are affordable."""
+        found = self._cheapest(n for n, seen in self.baseline.functions.items() if function in seen)
+        word = Path(function[0]).stem
+        return self._affordable(sorted(found, key=lambda nodeid: word not in nodeid))
 
     def near(self, module: str) -> list[str]:
-        """Tests that enter anything of the module, or of a module that imports it; those of its own name first."""
+        """Tests of the files that enter most of the module, or of those that import it; its namesakes first."""
         files = {module, *self._importers(module)}
-        found = self._cheapest(
-            n for n, seen in self.baseline.functions.items() if any(file in files for file, _, _ in seen)
-        )
+        entered = {n: sum(file in files for file, _, _ in seen) for n, seen in self.baseline.functions.items()}
         word = Path(module).stem
-        return sorted(found, key=lambda nodeid: word not in nodeid)
+        weight: Counter[str] = Counter()
+        for nodeid, count in entered.items():
+            file = nodeid.partition("::")[0]
+            weight[file] += count + 1_000_000 * (count > 0 and word in file)
+        best = {file for file, count in weight.most_common(NEAR_FILES) if count}
+        found = self._cheapest(n for n in entered if n.partition("::")[0] in best)
+        return self._affordable(sorted(found, key=lambda nodeid: word not in nodeid))
 
     def try_out(self, module: str, mutant: Mutant) -> Trial:
         """The verdict on one mutant."""
@@ -181,6 +197,8 @@ class Bench:
 
     def _imported_anew(self, module: str, mutant: Mutant, after: str, change: str) -> Trial:
         chosen = self.near(module)
+        if not chosen:
+            return Trial(module, mutant, change, UNCOVERED)
         files = sorted({nodeid.partition("::")[0] for nodeid in chosen})
         listener = Chosen(chosen)
 
@@ -209,13 +227,30 @@ class Bench:
         left_out = {*self.baseline.broken, *self.baseline.dear}
         return sorted((n for n in nodeids if n not in left_out), key=self.baseline.seconds.__getitem__)
 
-    def _importers(self, module: str) -> Iterator[str]:
-        name = module_name(module)
-        for path in (self.root / "policy_service").rglob("*.py"):
-            if "generated" not in path.parts and _imports(path, name):
-                yield str(path.relative_to(self.root))
+    def _affordable(self, nodeids: Sequence[str]) -> list[str]:
+        spent = accumulate(self.baseline.seconds[nodeid] for nodeid in nodeids)
+        return [nodeid for nodeid, cost in zip(nodeids, spent, strict=True) if cost <= AFFORDABLE_S]
+
+    def _importers(self, module: str) -> set[str]:
+        """Files of the service that import a module, directly or through another module of the domain."""
+        found: set[str] = set()
+        waiting = [module_name(module)]
+        while waiting:
+            name = waiting.pop()
+            new = {file for file, names in self.imports.items() if name in names} - found
+            found |= new
+            waiting += [module_name(file) for file in new if file.startswith("policy_service/domain/")]
+        return found
 
 
-def _imports(path: Path, name: str) -> bool:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(isinstance(node, ast.ImportFrom) and node.module == name for node in ast.walk(tree))
+def imported_names(root: Path) -> dict[str, set[str]]:
+    """Dotted names that each file of the service imports from, modules of a package included."""
+    files = (path for path in (root / "policy_service").rglob("*.py") if "generated" not in path.parts)
+    return {str(path.relative_to(root)): set(_names(path)) for path in files}
+
+
+def _names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
