@@ -33,7 +33,7 @@ SHOWN_ADDRESSES = ("127.0.0.1:50051", "127.0.0.1:50052")
 RUN = ("bash test", "python test")
 RUNNABLE = [page for page in pages() if page.blocks(*RUN, "bash serve", "yaml catalogue", "yaml config")]
 _TIME = re.compile(r"\b(\d+) s\b")
-_SLACK_S = 20
+_SLACK_S = 45
 """What a countdown may have run on between two lines on a busy machine."""
 
 
