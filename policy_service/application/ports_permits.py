@@ -156,7 +156,16 @@ def _concerned(book: GateBook, changed: Sequence[PermitRow]) -> set[str]:
     told = {row.replica for row in changed if row.is_offered or row.state in _TOLD}
     if any(not row.is_live for row in changed):
         told |= {row.replica for row in needs_own_replica(book)}
-    return told
+    return told | _next_in_line(book)
+
+
+def _next_in_line(book: GateBook) -> set[str]:
+    """Replicas of the heads of lines whose gate has a new pace or block: they set their timers by it."""
+    if not book.changed_gates:
+        return set()
+    waiting = [row for row in book.waiters() if not (row.is_offered or row.is_silent)]
+    heads = (next((row for row in waiting if key in row.gates), None) for key in book.changed_gates)
+    return {row.replica for row in heads if row is not None}
 
 
 def taken_over(stored: Gate, configured: Gate | None, wanted: Gate) -> Gate:

@@ -209,6 +209,22 @@ async def test_a_paced_call_that_does_not_wait_takes_a_free_start_or_leaves_no_t
     assert (await world.permits[0].acquire(ask("b", 0, passage))).is_held
 
 
+async def test_a_line_goes_on_after_a_start_on_another_replica_moved_the_gap(world: World) -> None:
+    profile = QueueProfile(min_time_between_requests_ms=500)
+    passage = Passage((limiter_gate("p:c", profile),), "p:c", profile, profile.max_wait_ms)
+    one, two = world.permits
+    await one.acquire(ask("started", 0, passage))
+    there, here = await in_line(two, ask("first", None, passage)), await in_line(one, ask("second", None, passage))
+    for permits in (one, two):
+        world.time.at = NOW + 500
+        await permits.look()
+    assert (await there).is_held
+    world.time.at = NOW + 1_000
+    await one.look()
+    assert (await here).is_held
+    assert (await here).at == NOW + 1_000
+
+
 async def test_a_permit_of_a_cap_and_a_queue_is_renewed_within_its_execution_limit(world: World) -> None:
     profile = QueueProfile(execution_max_wait_ms=150_000)
     passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)

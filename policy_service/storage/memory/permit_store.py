@@ -124,7 +124,11 @@ class MemoryPermitStore:
         now = shared.clock()
         own = [row for row in shared.rows.values() if row.request_id in request_ids]
         told = frozenset(row.request_id for row in own if row.state is not PermitState.WAITING or row.is_offered)
-        return Due(told, frozenset(row.gate for row in shared.live() if row.gate in gates and _is_due(row, now)))
+        due = {row.gate for row in shared.live() if row.gate in gates and _is_due(row, now)}
+        book = GateBook([shared.gates[key].gate for key in gates if key in shared.gates], shared.live())
+        unserved = {row.gate for row in book.rows() if row.state is PermitState.WAITING and not row.is_offered}
+        due |= {key for key in book.gates if key in unserved and book.has_room(key, now)}
+        return Due(told, frozenset(due))
 
     async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
         own = (row for row in self._call().rows.values() if row.request_id == request_id)

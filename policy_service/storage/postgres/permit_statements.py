@@ -89,13 +89,22 @@ UPDATE permit p SET waiter_seen_at = {NOW_MS}, replica = $2 FROM mine
 WHERE p.gate = mine.gate AND p.request_id = mine.request_id RETURNING p.request_id"""
 """$1 request ids, $2 replica. Never waits: a row that is locked is being looked after; three beats must be missed."""
 
+_MAY_START = """coalesce((pace->>'last_start_at')::bigint + (pace->>'gap_ms')::bigint <= now, true)
+  AND coalesce((pace->>'tokens')::bigint > 0 OR (pace->>'refill_at')::bigint <= now, true)"""
+
 DUE = f"""
 WITH clock AS MATERIALIZED (SELECT {NOW_MS} AS now)
 SELECT true, request_id FROM permit
 WHERE request_id = ANY($1::text[]) AND (state <> 'WAITING' OR offered_until IS NOT NULL)
 UNION
-SELECT false, gate FROM permit, clock WHERE gate = ANY($2::text[]) AND ended_at IS NULL AND {_IS_DUE}"""
-"""$1 own waiting requests, $2 their gates."""
+SELECT false, gate FROM permit, clock WHERE gate = ANY($2::text[]) AND ended_at IS NULL AND {_IS_DUE}
+UNION
+SELECT false, key FROM gate, clock WHERE key = ANY($2::text[]) AND coalesce(blocked_until, 0) <= now AND {_MAY_START}
+  AND EXISTS (SELECT FROM permit p WHERE p.gate = key AND p.ended_at IS NULL AND state = 'WAITING'
+    AND offered_until IS NULL)
+  AND (slots IS NULL OR slots > (SELECT count(*) FROM permit p WHERE p.gate = key AND p.ended_at IS NULL
+    AND (state = 'HELD' OR offered_until IS NOT NULL)))"""
+"""$1 own waiting requests, $2 their gates: those where time has ended something or that have room for their line."""
 OVERDUE = f"""
 WITH clock AS MATERIALIZED (SELECT {NOW_MS} AS now)
 SELECT DISTINCT gate FROM permit, clock WHERE ended_at IS NULL AND {_IS_DUE} ORDER BY gate"""
