@@ -145,6 +145,8 @@ class GroupedCommit(Generic[R]):
         self._task: asyncio.Task[None] | None = None
         self._recent: dict[str, _Item[R]] = {}
         self._failures_in_row = 0
+        self._to_unspool: set[str] = set()
+        """Committed events that the spool may still hold; removing them is tried again with the next ones."""
         self.counters = CommitCounters()
 
     # -- life ----------------------------------------------------------------------------------------
@@ -248,7 +250,20 @@ class GroupedCommit(Generic[R]):
                 item.spooled = False
             raise
         self.counters.spooled += len(fresh)
-        await self._spool.remove([i.event.event_id for i in fresh if i.done.done()])
+        await self._unspool([i.event.event_id for i in fresh if i.done.done()])
+
+    async def _unspool(self, event_ids: Sequence[str]) -> None:
+        """Forget committed events. A spool that fails here costs only that they are read again after a restart."""
+        self._to_unspool.update(event_ids)
+        if not self._to_unspool:
+            return
+        removed = tuple(self._to_unspool)
+        try:
+            await self._spool.remove(removed)
+        except Exception:
+            log.exception("%d committed reports cannot be removed from the spool yet", len(removed))
+        else:
+            self._to_unspool.difference_update(removed)
 
     # -- committing ----------------------------------------------------------------------------------
     async def _loop(self) -> None:
@@ -260,6 +275,10 @@ class GroupedCommit(Generic[R]):
                 await self._commit_next()
             except StoreUnavailableError as error:
                 await self._store_failed(error)
+            except Exception:
+                # Nothing may end this task: reports would be taken and never committed.
+                log.exception("a step of the commit failed and is tried again")
+                await asyncio.sleep(RETRY_INTERVAL_S)
             await asyncio.sleep(max(0.0, started + BATCH_INTERVAL_S - loop.time()))
 
     async def _store_failed(self, error: StoreUnavailableError) -> None:
@@ -345,7 +364,7 @@ class GroupedCommit(Generic[R]):
             self.counters.duplicates += reported.duplicate
             if not item.done.done():
                 item.done.set_result(reported)
-        await self._spool.remove([item.event.event_id for item in batch if item.spooled])
+        await self._unspool([item.event.event_id for item in batch if item.spooled])
 
     def _leave_queue(self, batch: Sequence[_Item[R]]) -> None:
         for item in batch:

@@ -11,8 +11,10 @@ import fcntl
 import os
 import shutil
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -31,6 +33,15 @@ _LOCK = "lock"
 _FILE = "spool.db"
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Entries that somebody waits for; `refusal` says why they were not written."""
+
+    entries: Sequence[tuple[str, bytes]]
+    is_settled: bool = False
+    refusal: str = ""
+
+
 class SqliteSpool:
     """Spool in `root/<worker>`.
 
@@ -42,10 +53,14 @@ class SqliteSpool:
 
     def __init__(self, root: Path, worker: str, max_bytes: int) -> None:
         self._root = root
+        self._worker = worker
         self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._lock, self._directory = _claim_free(root, worker)
         self._database = _connect(self._directory / _FILE)
+        self._asked: deque[_Asked] = deque()
+        self._promised = 0
+        # Measured once and counted from then on: a report must not cost more the more of them wait.
         self._bytes, self._count = self._measure()
 
     @property
@@ -59,8 +74,14 @@ class SqliteSpool:
         return self._directory
 
     async def append(self, entries: Sequence[tuple[str, bytes]]) -> None:
-        """Write pairs in one durable transaction; a pair that is there already is kept."""
-        await self._call(lambda: self._append(entries))
+        """Write pairs in one durable transaction; a pair that is there already is kept.
+
+        Raises:
+            SpoolFullError: at the limit, or the disk does not take it; nothing was written.
+        """
+        own = _Asked(entries)
+        self._asked.append(own)
+        await self._call(lambda: self._write(own))
 
     async def remove(self, event_ids: Sequence[str]) -> None:
         """Forget committed events."""
@@ -81,34 +102,83 @@ class SqliteSpool:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
         return await asyncio.shield(future)
 
-    def _append(self, entries: Sequence[tuple[str, bytes]]) -> None:
-        size = sum(len(payload) for _, payload in entries)
-        if self._bytes + size > self._max_bytes:
-            raise SpoolFullError(f"spool holds {self._bytes} of {self._max_bytes} bytes")
+    def _write(self, own: _Asked) -> None:
+        if not own.is_settled:
+            self._write_asked()
+        if own.refusal:
+            raise SpoolFullError(own.refusal)
+
+    def _write_asked(self) -> None:
+        """Write what everybody has asked for by now, in one transaction: a flush to disk costs the same for all."""
+        asked = [self._asked.popleft() for _ in range(len(self._asked))]
+        taken = [each for each in asked if self._has_room(each)]
+        try:
+            self._return_to_disk()
+            self._insert([entry for each in taken for entry in each.entries])
+        except Exception as error:
+            for each in taken:
+                each.refusal = f"the spool cannot be written: {getattr(error, 'strerror', None) or error}"
+        finally:
+            self._promised = 0
+            for each in asked:
+                each.is_settled = True
+
+    def _has_room(self, asked: _Asked) -> bool:
+        size = sum(len(payload) for _, payload in asked.entries)
+        if self._bytes + self._promised + size > self._max_bytes:
+            asked.refusal = f"spool holds {self._bytes} of {self._max_bytes} bytes"
+            return False
+        self._promised += size
+        return True
+
+    def _insert(self, entries: Sequence[tuple[str, bytes]]) -> None:
         with self._database:
-            self._database.executemany("INSERT OR IGNORE INTO spool (event_id, payload) VALUES (?, ?)", entries)
-        self._bytes, self._count = self._measure()
+            added = [len(payload) for each, payload in entries if self._is_added(each, payload)]
+        self._bytes += sum(added)
+        self._count += len(added)
+
+    def _is_added(self, event_id: str, payload: bytes) -> bool:
+        statement = "INSERT OR IGNORE INTO spool (event_id, payload) VALUES (?, ?)"
+        return self._database.execute(statement, (event_id, payload)).rowcount == 1
+
+    def _return_to_disk(self) -> None:
+        """Where the directory was deleted under us, start a new one with what the open, nameless file still holds."""
+        if (self._directory / _FILE).exists():
+            return
+        rows = self._rows()
+        lock, directory = _claim_free(self._root, self._worker)
+        lost, self._database = self._database, _connect(directory / _FILE)
+        lost.close()
+        self._lock.close()
+        self._lock, self._directory = lock, directory
+        self._bytes = self._count = 0
+        self._insert(rows)
 
     def _remove(self, event_ids: Sequence[str]) -> None:
         with self._database:
-            self._database.executemany("DELETE FROM spool WHERE event_id = ?", [(i,) for i in event_ids])
-        self._bytes, self._count = self._measure()
+            removed = [size for each in event_ids for size in self._delete(each)]
+        self._bytes -= sum(removed)
+        self._count -= len(removed)
+
+    def _delete(self, event_id: str) -> list[int]:
+        rows = self._database.execute("DELETE FROM spool WHERE event_id = ? RETURNING length(payload)", (event_id,))
+        return [size for (size,) in rows]
 
     def _load(self) -> list[tuple[str, bytes]]:
         for directory, lock in _orphans(self._root, self._directory):
             self._adopt(directory)
             lock.close()
-        rows = self._database.execute("SELECT event_id, payload FROM spool ORDER BY number")
-        return [(event_id, payload) for event_id, payload in rows]
+        return self._rows()
+
+    def _rows(self) -> list[tuple[str, bytes]]:
+        return self._database.execute("SELECT event_id, payload FROM spool ORDER BY number").fetchall()
 
     def _adopt(self, directory: Path) -> None:
         """Copy another directory's entries durably before that directory is deleted."""
         source = _connect(directory / _FILE)
         rows = source.execute("SELECT event_id, payload FROM spool ORDER BY number").fetchall()
         source.close()
-        with self._database:
-            self._database.executemany("INSERT OR IGNORE INTO spool (event_id, payload) VALUES (?, ?)", rows)
-        self._bytes, self._count = self._measure()
+        self._insert(rows)
         shutil.rmtree(directory, ignore_errors=True)
 
     def _measure(self) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""One file per fault that was found by breaking the service, named for its symptom."""
