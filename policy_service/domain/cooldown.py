@@ -140,8 +140,13 @@ def health_score(row: ConnectionState, now: Instant) -> int:
 
 
 def is_fresh(row: ConnectionState, started_at: Instant) -> bool:
-    """False for evidence of a call that began before the newest recorded failure."""
-    return row.last_error_at is None or started_at >= row.last_error_at
+    """False for evidence of a call that began before the newest recorded failure.
+
+    A failure that only prolongs a running timer leaves last_error_at alone; while a timer stands, the newest event of
+    the row stands for it, so that no success clears a wait that was stated after its call began.
+    """
+    prolonged_at = None if row.rate_limited_until is None else row.last_event_at
+    return started_at >= max(row.last_error_at or started_at, prolonged_at or started_at)
 
 
 # -- writing -----------------------------------------------------------------------------------------
