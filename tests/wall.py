@@ -111,12 +111,4 @@ def gateway(store: Store, settings: ReplicaSettings, moments: FakeTime | None, *
         settings=settings,
         seed=hash(settings.name),
     )
-    wall = UsageWall(
-        replica.view,
-        store,
-        replica.clock,
-        replica.select._entropy,
-        report_ms=settings.commit.report_ms,
-        store_away=replica.is_store_away,
-    )
-    return Gateway(replica, wall, moments)
+    return Gateway(replica, replica.wall, moments)

@@ -204,7 +204,9 @@ class DeadlinesConfig(Section):
     """Longest time of a call, whatever deadline the client set."""
 
     select_ms: int = _ms(5_000, 10, 600_000, "SelectTarget and SelectTargets without waiting in line.")
-    report_ms: int = _ms(5_000, 10, 600_000, "ReportOutcome and ReportOutcomes.")
+    report_ms: int = _ms(
+        45_000, 10, 600_000, "ReportOutcome and ReportOutcomes; a report may share the verdict of a limit reset."
+    )
     lease_ms: int = _ms(10_000, 10, 600_000, "Lease calls.")
     permit_ms: int = _ms(605_000, 10, 3_600_000, "Permit calls and selections that wait in line.")
     admin_ms: int = _ms(60_000, 10, 3_600_000, "AdminService.")
