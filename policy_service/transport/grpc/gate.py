@@ -121,7 +121,7 @@ class Gate:
             except asyncio.CancelledError:
                 await self._cancelled(method, context)
             except Exception:
-                await abort(context, _internal(method))
+                await abort(context, internal_error(method))
 
         return handle
 
@@ -141,7 +141,7 @@ class Gate:
             except PolicyError as error:
                 await abort(context, error)
             except Exception:
-                await abort(context, _internal(method))
+                await abort(context, internal_error(method))
 
         return handle
 
@@ -229,7 +229,8 @@ def _garbage(error: DecodeError) -> InvalidRequestError:
     return InvalidRequestError((FieldProblem("", problem, "send bytes in the bytes fields only"),))
 
 
-def _internal(method: str) -> InternalError:
+def internal_error(method: str) -> InternalError:
+    """What the caller hears of an exception that nobody foresaw; the log has the rest. Call it while handling one."""
     reference = secrets.token_hex(6)
     log.exception("call failed", extra={"method": method, "reference": reference})
     return InternalError(f"internal fault, reference {reference}", metadata={"reference": reference})

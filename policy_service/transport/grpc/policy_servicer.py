@@ -15,7 +15,7 @@ from policy_service.application.messages import ReportAnswer, ReportRequest, Sel
 from policy_service.generated.policy.v1 import policy_pb2
 from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.errors import to_status
-from policy_service.transport.grpc.gate import Gate, Stream, Unary
+from policy_service.transport.grpc.gate import Gate, Stream, Unary, internal_error
 from policy_service.transport.grpc.mapping import (
     Reading,
     report_answer,
@@ -47,6 +47,8 @@ def _now(run: Callable[[M], A], item: M) -> A | PolicyError:
         return run(item)
     except PolicyError as error:
         return error
+    except Exception:
+        return internal_error("item of a batch")
 
 
 async def _later(pending: Any) -> Any:
@@ -54,6 +56,8 @@ async def _later(pending: Any) -> Any:
         return await pending
     except PolicyError as error:
         return error
+    except Exception:
+        return internal_error("item of a batch")
 
 
 def _put_report_result(
@@ -166,8 +170,11 @@ class PolicyServicer:
     def _put_select(self, item: policy_pb2.SelectTargetResult, result: SelectAnswer | PolicyError) -> None:
         if isinstance(result, PolicyError):
             item.error.CopyFrom(to_status(result))
-        else:
+            return
+        try:
             select_answer(result, self._reading.seal, item.answer)
+        except PolicyError as error:
+            item.error.CopyFrom(to_status(error))
 
     def _report_item(
         self, message: policy_pb2.ReportOutcomeRequest

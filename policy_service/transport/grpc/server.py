@@ -23,6 +23,8 @@ from policy_service.transport.grpc.tls import ListenError, TlsFiles, TlsReloader
 SERVICES = (policy_servicer.SERVICE.full_name, admin_servicer.SERVICE.full_name)
 _HARD_LIMIT_FACTOR = 4
 """Messages up to this many times the limit are still received, to be refused with a reason instead of a bare code."""
+_MAX_PENDING = 100_000
+"""Calls that grpc holds until the gate has looked at them, which takes microseconds a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,9 @@ def channel_options(options: ServerOptions, message_bytes: int) -> list[tuple[st
     return [
         ("grpc.max_receive_message_length", message_bytes * _HARD_LIMIT_FACTOR),
         ("grpc.max_send_message_length", message_bytes * _HARD_LIMIT_FACTOR),
+        # Beyond these grpc cancels calls at random and gives no reason; the gate answers RESOURCE_EXHAUSTED.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING),
         # Without this a second server on the same port would silently take half of the calls.
         ("grpc.so_reuseport", int(options.shares_port)),
         # Go and Node clients ping every 10 s; Python servers answer the third such ping with GOAWAY by default.

@@ -7,14 +7,12 @@ import binascii
 import json
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from policy_service.application.admin import Actor
 from policy_service.application.messages import ReportRequest
 from policy_service.generated.policy.v1 import admin_pb2, policy_pb2
 from policy_service.transport.grpc.admin_servicer import actor_name
 from policy_service.transport.grpc.limits import Problems
-from policy_service.transport.grpc.mapping.reading import Reading
+from policy_service.transport.grpc.mapping.reading import Reading, struct_fields
 from policy_service.transport.grpc.mapping.report_request import report_request
 from policy_service.transport.grpc.wire_enums import BREAKER_CONTROL, RESET_SCOPE
 
@@ -98,7 +96,7 @@ def read_place(token: str, problems: Problems) -> tuple[str, str, str] | None:
     try:
         provider, mechanism, key = json.loads(base64.urlsafe_b64decode(token.encode()))
         return str(provider), str(mechanism), str(key)
-    except (binascii.Error, ValueError, TypeError):
+    except (binascii.Error, ValueError, TypeError, RecursionError):
         problems.add("page_token", "not a token of ListState", "next_page_token of the last answer")
         return None
 
@@ -115,7 +113,7 @@ def patch_body(message: admin_pb2.PatchSettingsRequest, problems: Problems) -> o
     if not message.HasField("patch"):
         problems.require("patch", "missing", "new values by name")
         return {}
-    return _whole(MessageToDict(message.patch))
+    return _whole(struct_fields(message.patch, "patch", problems))
 
 
 def _whole(value: Any) -> Any:

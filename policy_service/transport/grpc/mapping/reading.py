@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from typing import Any, NamedTuple
+
+from google.protobuf.struct_pb2 import Struct, Value
 
 from policy_service.application.messages import LeaseContext, QuotaSnapshot, QuotaWindow
 from policy_service.application.ports import Clock, Entropy
@@ -113,6 +116,22 @@ def quota_snapshot(message: types_pb2.QuotaSnapshot, problems: Problems, path: s
         reset_at=optional(message, "reset_at_unix_ms"),
         taken_at=optional(message, "taken_at_unix_ms"),
     )
+
+
+def struct_fields(message: Struct, path: str, problems: Problems) -> dict[str, Any]:
+    """A Struct as JSON has it. Numbers that JSON does not know (NaN, infinities) are noted with their path."""
+    return {name: _json(value, f"{path}.{name}", problems) for name, value in message.fields.items()}
+
+
+def _json(value: Value, path: str, problems: Problems) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return struct_fields(value.struct_value, path, problems)
+    if kind == "list_value":
+        return [_json(item, f"{path}[{index}]", problems) for index, item in enumerate(value.list_value.values)]
+    if kind == "number_value" and not isfinite(value.number_value):
+        problems.add(path, f"{value.number_value} is no number", "a finite number")
+    return None if kind in (None, "null_value") else getattr(value, kind)
 
 
 def duration(message: Any, name: str, problems: Problems, high: int = MAX_DURATION_MS, path: str = "") -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from policy_service.application.errors import FieldProblem, InvalidRequestError
 from policy_service.application.messages import (
     AttemptPolicy,
     Degradation,
@@ -20,7 +21,7 @@ from policy_service.application.messages import (
 from policy_service.domain.ids import Target
 from policy_service.generated.policy.v1 import permit_pb2, policy_pb2, types_pb2
 from policy_service.transport.grpc.memo import Memo
-from policy_service.transport.grpc.token import TokenSeal, TokenTooLargeError
+from policy_service.transport.grpc.token import MAX_TOKEN_BYTES, TokenSeal, TokenTooLargeError
 from policy_service.transport.grpc.wire_enums import (
     AFFINITY,
     EXCLUSION,
@@ -33,6 +34,12 @@ from policy_service.transport.grpc.wire_enums import (
     WAIT,
 )
 
+_TOO_LONG_IDS = FieldProblem(
+    "candidates",
+    f"the ids of the decision do not fit into a token of {MAX_TOKEN_BYTES} bytes",
+    "shorter ids of target, caller and request; characters beyond ASCII take up to 4 bytes each",
+    "TOO_LARGE",
+)
 CONTROL_HEADERS = (
     "x-policy-lease-owner",
     "x-omniroute-lease-owner",
@@ -91,7 +98,7 @@ def _with_fewer_fallbacks(answer: SelectAnswer) -> SelectAnswer:
     """Half of the fallbacks, in the answer and in the token alike: a report may only name what the token holds."""
     verdict, token = answer.verdict, answer.token
     if not isinstance(verdict, Dispatch) or not verdict.fallbacks or token is None:
-        raise TokenTooLargeError("a decision without fallbacks does not fit into a token")
+        raise InvalidRequestError((_TOO_LONG_IDS,))
     kept = verdict.fallbacks[: len(verdict.fallbacks) // 2]
     targets = (*token.targets[: len(token.targets) - len(verdict.fallbacks)], *kept)
     return replace(answer, verdict=replace(verdict, fallbacks=kept), token=token._replace(targets=targets))

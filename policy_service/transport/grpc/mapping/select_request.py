@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from policy_service.application.messages import (
     NO_SESSION,
     NO_TRAITS,
@@ -43,6 +41,7 @@ from policy_service.transport.grpc.mapping.reading import (
     quota_snapshot,
     read_headers,
     request_id,
+    struct_fields,
 )
 
 _SHARES = ("success_rate", "error_rate", "quality", "task_fitness")
@@ -128,7 +127,7 @@ def _read(message: policy_pb2.SelectTargetRequest, reading: Reading) -> SelectRe
         route=message.route,
         candidates=_candidates(message.candidates, reading.limits.candidates, problems),
         strategy=message.strategy,
-        strategy_options=MessageToDict(message.strategy_options) if has("strategy_options") else None,
+        strategy_options=_options(message, problems),
         caller_id=message.caller_id,
         caller_key_sha256=key_hash(message.caller_key_sha256, problems),
         session_key=message.session_key,
@@ -152,6 +151,12 @@ def _read(message: policy_pb2.SelectTargetRequest, reading: Reading) -> SelectRe
     _check(request, problems)
     problems.settle()
     return _continued(request, message.previous_decision_token, reading)
+
+
+def _options(message: policy_pb2.SelectTargetRequest, problems: Problems) -> dict[str, Any] | None:
+    if not message.HasField("strategy_options"):
+        return None
+    return struct_fields(message.strategy_options, "strategy_options", problems)
 
 
 def _continued(request: SelectRequest, token: bytes, reading: Reading) -> SelectRequest:
