@@ -1,5 +1,5 @@
-"""Requests that are merely odd ended in INTERNAL: numbers that JSON does not know, ids that fill the token. One such item
-took the answers of a whole batch with it."""
+"""Requests that are merely odd ended in INTERNAL: numbers that JSON does not know, ids that fill the token. One such
+item took the answers of a whole batch with it."""
 
 from __future__ import annotations
 
