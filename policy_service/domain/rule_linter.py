@@ -201,8 +201,9 @@ def would_change(
 
 def _deciding(listed: Sequence[OperatorRule], outcome: Outcome, directory: ProviderDirectory) -> str | None:
     provider = directory.canonical(outcome.provider)
-    for number, rule in enumerate(listed, start=1):
-        if directory.canonical(rule.provider) == provider and rules.matches_text(rule, outcome):
+    own = (rule for rule in listed if directory.canonical(rule.provider) == provider)
+    for number, rule in enumerate(own, start=1):
+        if rules.matches_text(rule, outcome):
             return rule.id or rules.operator_rule_id(number)
     return None
 
