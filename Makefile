@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DIR ?= tests/vectors/data
 JOBS ?= 2
 
-.PHONY: run demo test unit lint vectors bench fuzz mutation proto docs buf clean
+.PHONY: run demo test unit lint fleet vectors bench fuzz mutation proto docs buf clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ lint: $(VENV)/.ready ## ruff, mypy --strict, import rules, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+
+fleet: $(VENV)/.ready ## the long forms of the fleet and fault suites
+	POLICY_FLEET_LONG=1 $(BIN)/pytest tests/fleet tests/fault -s -m "long or not long" --timeout 1800
 
 vectors: $(VENV)/.ready ## run every vector file below DIR
 	$(BIN)/python -m tests.vectors $(DIR)

@@ -3,7 +3,8 @@
 The instants, ms after a fixed start: a 503 of account a at 1000; a 429 of a with Retry-After at 2000; a success of
 a that started at 1500, before that 429; a 503 of account b at 3000; another 429 of a, longer, at 9000.
 Short form: all 541 groupings in commit order on one replica, a third of them on three; arrival orders within one
-transaction have a test of their own. Long form: all 1 920 arrival orders and cuts on both, ten times as many on Postgres.
+transaction have a test of their own. Long form: all 1 920 arrival orders and cuts on both, ten times as many on the
+real store.
 """
 
 from __future__ import annotations
