@@ -252,8 +252,10 @@ def _stream_error(text: str) -> object | None:
     """First error event of a stream (SSE or JSON lines): its JSON, or the words of an `event: error`."""
     for is_error_event, data in islice(_suspect_data(text), _STREAM_EVENTS_READ):
         body = read_json(data)
-        if carries_error(body) or (is_error_event and isinstance(body, dict)):
+        if carries_error(body):
             return body
+        if is_error_event and isinstance(body, dict):
+            return {"error": body}
         if is_error_event and data and body is None:
             return {"error": {"message": data}}
     return None
