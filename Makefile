@@ -7,15 +7,23 @@ JOBS ?= 2
 
 .PHONY: run demo test unit lint fleet vectors bench fuzz mutation proto docs buf clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(VENV)/.service: pyproject.toml constraints.txt
+	@echo "installing the service into $(VENV) (once, about half a minute)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
 	touch $@
 
-run: $(VENV)/.ready ## start the service with an embedded Postgres and no configuration
+$(VENV)/.ready: $(VENV)/.service
+	@echo "installing what the tests need (once, about a minute)"
+	$(PIP) -e '.[dev]'
+	touch $@
+
+run: $(VENV)/.service ## start the service with an embedded Postgres and no configuration
 	$(BIN)/policy-service serve
 
-demo: $(VENV)/.ready ## misbehaving upstreams, a small gateway and a live table of decisions
+demo: $(VENV)/.service ## misbehaving upstreams, a small gateway and a live table of decisions
 	$(BIN)/policy-service demo
 
 test: lint $(VENV)/.ready ## everything that must pass before a change lands
@@ -37,7 +45,7 @@ fleet: $(VENV)/.ready ## the long forms of the fleet and fault suites
 vectors: $(VENV)/.ready ## run every vector file below DIR
 	$(BIN)/python -m tests.vectors $(DIR)
 
-bench: $(VENV)/.ready ## throughput and latency against a bare echo server, as ratios
+bench: $(VENV)/.service ## throughput and latency against a bare echo server, as ratios
 	$(BIN)/policy-service bench
 
 fuzz: $(VENV)/.ready ## a million mutated bodies and headers

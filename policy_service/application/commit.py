@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 BATCH_LIMIT = 64
 """Reports folded in one transaction. Folding runs on the event loop: a larger batch would hold up selections."""
-BATCH_INTERVAL_S = 0.020
-RETRY_INTERVAL_S = 0.5
-TIMEOUTS_UNTIL_AWAY = 3
 REMEMBERED = 4_096
 
 
@@ -103,6 +100,12 @@ class CommitLimits:
 
     report_ms: DurationMs = 200
     commit_ms: DurationMs = 2_000
+    interval_ms: DurationMs = 20
+    """Between the starts of two batches, at least."""
+    away_after: int = 3
+    """Failures of the store in a row after which it counts as away."""
+    retry_ms: DurationMs = 500
+    """How often an absent store is tried again."""
     max_pending: int = 20_000
     max_pending_bytes: int = 64 * 1024 * 1024
 
@@ -168,7 +171,7 @@ class GroupedCommit(Generic[R]):
         """Commit what is queued within the grace, spool the rest, end the task."""
         deadline = asyncio.get_running_loop().time() + grace_s
         while self._queue and not self.is_store_away and asyncio.get_running_loop().time() < deadline:
-            await asyncio.wait([item.done for item in self._queue], timeout=BATCH_INTERVAL_S)
+            await asyncio.wait([item.done for item in self._queue], timeout=self._limits.interval_ms / 1000)
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -177,7 +180,7 @@ class GroupedCommit(Generic[R]):
     @property
     def is_store_away(self) -> bool:
         """True after three failures of the store in a row, until it answers again."""
-        return self._failures_in_row >= TIMEOUTS_UNTIL_AWAY
+        return self._failures_in_row >= self._limits.away_after
 
     @property
     def queued(self) -> int:
@@ -278,16 +281,16 @@ class GroupedCommit(Generic[R]):
             except Exception:
                 # Nothing may end this task: reports would be taken and never committed.
                 log.exception("a step of the commit failed and is tried again")
-                await asyncio.sleep(RETRY_INTERVAL_S)
-            await asyncio.sleep(max(0.0, started + BATCH_INTERVAL_S - loop.time()))
+                await asyncio.sleep(self._limits.retry_ms / 1000)
+            await asyncio.sleep(max(0.0, started + self._limits.interval_ms / 1000 - loop.time()))
 
     async def _store_failed(self, error: StoreUnavailableError) -> None:
         self._failures_in_row += 1
         self.counters.store_failures += 1
-        if self._failures_in_row == TIMEOUTS_UNTIL_AWAY:
+        if self._failures_in_row == self._limits.away_after:
             log.warning("the store counts as away: %s", error)
         if self.is_store_away:
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(self._limits.retry_ms / 1000)
 
     async def _commit_next(self) -> None:
         """Commit the oldest events; they stay queued, in order, until the store says that they are in."""

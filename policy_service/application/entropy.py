@@ -6,7 +6,6 @@ import os
 import random
 import time
 
-
 ID_RANDOM_DIGITS = 20
 POOL_BYTES = 640
 """Random bytes are drawn for many ids at a time: a call to the system for each would cost more than the rest."""

@@ -132,6 +132,10 @@ class Grants:
     ) -> Granted:
         if not passage.gates:
             return Granted()
+        is_full = any(self._permits.loads.is_full(gate.key, gate.limit) for gate in passage.gates)
+        if is_full and line_ms <= 0 and not request.is_retry_safe:
+            # Known to be full, and no repeated call that may hold a place already: the transaction would say the same.
+            return Granted(refusal=Exclusion(target, "concurrency_cap"))
         ask = PermitAsk(
             passage,
             _call_id(request),

@@ -226,6 +226,11 @@ class Replica:
             return
         self.view.set_policy(policy)
         log.info("catalogue revision %d is in force", stored.revision)
+        try:
+            await self.permits.adopt(policy)
+            await self._sweep_leases()
+        except StoreUnavailableError as error:
+            log.info("permits and leases follow the new revision when the store is back: %s", error)
 
     async def _sweep(self) -> None:
         rounds = 0

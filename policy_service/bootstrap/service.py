@@ -24,6 +24,7 @@ from policy_service.application.follow import FollowSettings
 from policy_service.application.ports import CatalogueRevision, SchemaMismatchError
 from policy_service.application.replica import OwnershipStores, Replica, ReplicaSettings
 from policy_service.bootstrap.operations import admin_use_cases, ownership_methods
+from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import Policy
 from policy_service.settings.catalogue_file import (
     LoadedCatalogue,
@@ -178,12 +179,16 @@ class Service:
             loaded = load_catalogue_file(self.config.catalogue, environment=self.environment)
             await self._import(loaded, force=False)
         stored = await self.store.catalogue(timeout_ms=self.config.store.operation_ms)
-        return self.compile(stored) if stored else Policy(builtin_catalogue(), self.environment)
+        return (
+            self.compile(stored)
+            if stored
+            else Policy(builtin_catalogue(), self.environment, unlisted=AuthClass.API_KEY)
+        )
 
     def compile(self, stored: CatalogueRevision) -> Policy:
         """Policy of a stored revision; ConfigError where this release cannot use it."""
         loaded = load_catalogue(stored.document, source=f"revision {stored.revision}", environment=self.environment)
-        return Policy(loaded.catalogue, self.environment, stored.revision)
+        return Policy(loaded.catalogue, self.environment, stored.revision, unlisted=AuthClass.API_KEY)
 
     def _recompile(self, stored: CatalogueRevision) -> Policy:
         try:
@@ -241,7 +246,13 @@ class Service:
             self.name,
             select_ms=store.select_ms,
             stale_after_ms=store.max_view_age_ms,
-            commit=CommitLimits(report_ms=store.report_ms, commit_ms=store.operation_ms),
+            commit=CommitLimits(
+                report_ms=store.report_ms,
+                commit_ms=store.operation_ms,
+                interval_ms=store.commit_interval_ms,
+                away_after=store.away_after_timeouts,
+                retry_ms=store.retry_ms,
+            ),
             follow=FollowSettings(poll_ms=store.poll_ms, notifications=store.listens),
             list_exclusions_always=self._is_traced,
             operation_ms=store.operation_ms,

@@ -92,9 +92,19 @@ class Policy:
         catalogue: the whole catalogue; its `stored_settings` are the stored values.
         environment: process environment (only `POLICY_*` and the listed aliases are read).
         revision: number of the catalogue revision in the store, 0 without one.
+        unlisted: class of a provider that is not in the catalogue where the call states none. The service takes
+            API keys, which is what most unknown providers are called with.
     """
 
-    def __init__(self, catalogue: Catalogue, environment: Mapping[str, str] | None = None, revision: int = 0) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        environment: Mapping[str, str] | None = None,
+        revision: int = 0,
+        *,
+        unlisted: AuthClass = AuthClass.NONE,
+    ) -> None:
+        self._unlisted = unlisted
         self.catalogue = catalogue
         self.revision = revision
         self.sources = SettingSources(catalogue.stored_settings, environment or {})
@@ -153,7 +163,9 @@ class Policy:
         declared = self.catalogue.connections.get(connection)
         if declared is None or self.canonical(declared.provider) != self.canonical(provider):
             declared = Connection(id=connection, provider=entry.id)
-        auth = declared.auth_class or (hint if hint is not None else None) or entry.auth_class
+        auth = declared.auth_class or hint or entry.auth_class
+        if hint is None and auth is AuthClass.NONE and not self.directory.is_known(provider):
+            auth = self._unlisted
         reader = _Reader(self.sources, entry, declared, auth)
         lockout = reader.lockout(entry.id)
         wanted = self.canonical(provider)

@@ -115,7 +115,6 @@ class TlsConfig(Section):
     client_ca_file: str = Field(
         default="", description="PEM file of the authorities whose client certificates are required."
     )
-    reload_ms: int = _ms(60_000, 1_000, 86_400_000, "How often the files are looked at for a change.")
 
     @model_validator(mode="after")
     def _pair(self) -> TlsConfig:
@@ -160,7 +159,6 @@ class StoreConfig(Section):
     connect_ms: int = _ms(5_000, 100, 120_000, "Longest time to connect.")
     commit_interval_ms: int = _ms(20, 20, 1_000, "Shortest time between the starts of two grouped commits.")
     poll_ms: int = _ms(500, 50, 60_000, "How often the change feed is polled beside notifications.")
-    reload_ms: int = _ms(1_000, 100, 60_000, "How often the state is reloaded where the engine has no xid8.")
     max_view_age_ms: int = _ms(5_000, 100, 600_000, "View older than this counts as degraded.")
     away_after_timeouts: int = number(3, 1, 100, "Time-outs in a row after which the store counts as away.")
     retry_ms: int = _ms(500, 50, 60_000, "How often an absent store is tried again.")
@@ -184,7 +182,6 @@ class SpoolConfig(Section):
 
     dir: str = Field(default="", description="Directory; empty: spool below the data directory.")
     max_bytes: int = number(268_435_456, 1_048_576, 68_719_476_736, "Size at which further reports are refused.", "B")
-    max_events: int = number(1_000_000, 1_000, 100_000_000, "Reports at which further ones are refused.")
 
 
 class LimitsConfig(Section):
@@ -224,12 +221,11 @@ class LogConfig(Section):
 
 
 class TelemetryConfig(Section):
-    """Traces and metrics; the exporter is set by the standard OTEL_* variables."""
+    """Traces; the exporter is set by the standard OTEL_* variables."""
 
     traces: bool = Field(
         default=True, description="Spans where OTEL_EXPORTER_OTLP_ENDPOINT (or _TRACES_ENDPOINT) is set."
     )
-    metrics: bool = Field(default=True, description="Metrics by OTLP where an endpoint is set, and on the HTTP port.")
     max_span_events: int = number(64, 0, 1_000, "Exclusions and facts written as events of one span.")
 
 

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
-from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc
+from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, types_pb2
 from tests.integration.serving import config, outcome, process, ready, selection, serving
 from tests.replicas import EXAMPLE_CATALOGUE
 
@@ -261,3 +261,23 @@ async def test_workers_share_one_port_and_one_brain(tmp_path: Path) -> None:
                 answer = await policy_pb2_grpc.PolicyServiceStub(channel).SelectTarget(selection("z"))
                 assert answer.WhichOneof("verdict") == "reject"
         assert service.end() == 0
+
+
+async def test_an_unknown_provider_without_a_class_gets_the_api_key_profile(tmp_path: Path, embedded_url: str) -> None:
+    """A plain 403 of a key cools it; it must not end an account that nobody described."""
+    request = policy_pb2.SelectTargetRequest(
+        candidates=[types_pb2.Candidate(provider="nobody-knows", connection=c, model="m") for c in "ab"]
+    )
+    async with serving(config(tmp_path, embedded_url)) as (_, stub):
+        answer = await stub.SelectTarget(request)
+        reported = await stub.ReportOutcome(
+            policy_pb2.ReportOutcomeRequest(
+                decision_token=answer.decision_token,
+                target=answer.dispatch.target,
+                http_status=403,
+                body=b'{"error": {"message": "forbidden"}}',
+            )
+        )
+        assert not reported.verdict.terminal_state
+        again = await stub.SelectTarget(policy_pb2.SelectTargetRequest(candidates=request.candidates, explain=True))
+        assert [e.reason_text for e in again.exclusions] == ["connection_cooldown"]

@@ -110,7 +110,7 @@ def test_show_can_add_the_policy_settings_in_force(cli: Cli, monkeypatch: pytest
     shown = json.loads(cli("config", "show", "--policy", "--json", "--catalogue", EXAMPLE).out)
 
     assert shown["queue.max_wait_ms"] == {"value": 9000, "source": "environment"}
-    assert shown["model_lockout.enabled"] == {"value": True, "source": "stored"}
+    assert shown["breaker.oauth.failure_threshold"] == {"value": 6, "source": "stored"}
 
 
 def test_show_as_text_has_a_line_for_each_field(cli: Cli) -> None:
