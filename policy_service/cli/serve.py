@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
@@ -60,8 +61,17 @@ def _facts(service: Service) -> list[tuple[str, str]]:
     return rows
 
 
+def _end_with_parent() -> None:
+    """Nobody would watch or stop a worker whose parent was killed, and it would keep the port."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers are started by a parent"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _work(config: ServerConfig, environment: Mapping[str, str], worker: Worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a terminal's Ctrl-C reaches both
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     sys.exit(bootstrap.serve(config, environment, announce, worker))
 
 
@@ -81,20 +91,29 @@ class _Parent:
         signal.signal(signal.SIGHUP, lambda *_: self._signal(signal.SIGHUP))
         for index in range(self._config.workers):
             self._start(index)
-        while any(worker.is_alive() for worker in self._workers.values()):
+        while not self._is_over():
             self._watch()
-        return max((worker.exitcode or 0 for worker in self._workers.values()), default=exit_codes.OK)
+        return max(exit_codes.OK, *(worker.exitcode or 0 for worker in self._workers.values()))
+
+    def _is_over(self) -> bool:
+        """Every worker ended, by itself or because it was to; workers that were lost together are started again."""
+        codes = [worker.exitcode for worker in self._workers.values()]
+        return None not in codes and (self._is_ending or not any(codes))
 
     def _start(self, index: int) -> None:
+        if self._is_ending:  # told so during the pause
+            return
         arguments = (self._config, self._environment, Worker(index, self._config.workers))
         worker = self._context.Process(target=_work, args=arguments, name=f"policy-service worker {index}")
         worker.start()
         self._workers[index] = worker
+        if self._is_ending:  # told so before this worker was known
+            self._signal(signal.SIGTERM)
 
     def _watch(self) -> None:
         for index, worker in list(self._workers.items()):
             worker.join(timeout=0.2)
-            if worker.exitcode is not None and worker.exitcode != 0 and not self._is_ending:
+            if worker.exitcode and not self._is_ending:
                 print(f"worker {index} ended with {worker.exitcode}; starting it again", file=sys.stderr)
                 time.sleep(RESTART_PAUSE_S)
                 self._start(index)
