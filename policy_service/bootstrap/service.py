@@ -38,6 +38,7 @@ from policy_service.settings.server import ServerConfig
 from policy_service.storage import event_codec
 from policy_service.storage.postgres import schema
 from policy_service.storage.postgres.embedded import EmbeddedServer
+from policy_service.storage.postgres.embedded_host import EmbeddedServerError
 from policy_service.storage.postgres.lease_store import PostgresLeaseStore
 from policy_service.storage.postgres.permit_store import PostgresPermitStore
 from policy_service.storage.postgres.pin_store import PostgresPinStore
@@ -62,6 +63,7 @@ from policy_service.transport.grpc.token import TokenSeal
 log = logging.getLogger(__name__)
 
 RELEASE = version("policy-service")
+REVIVE_EVERY_S = 1.0
 FILE_ACTOR = "catalogue file"
 """Actor of imports that a changed file causes."""
 
@@ -151,6 +153,8 @@ class Service:
         if url is None:
             embedded = await EmbeddedServer.start(self.config.data_path)
             self._stack.push_async_callback(asyncio.to_thread, embedded.close)
+            keeper = asyncio.create_task(_keep_running(embedded), name="embedded-server")
+            self._stack.push_async_callback(_cancelled, keeper)
             url = embedded.url
             self.database = f"embedded Postgres in {self.config.data_path}"
             await schema.upgrade(url)
@@ -361,6 +365,21 @@ def _deadlines(config: ServerConfig) -> dict[str, int]:
         **dict.fromkeys(permits, limits.permit_ms),
         **dict.fromkeys((method.name for method in ADMIN_SERVICE.methods), limits.admin_ms),
     }
+
+
+async def _keep_running(embedded: EmbeddedServer) -> None:
+    """Start the embedded server again whenever it is lost; nobody else watches it."""
+    complaint = ""
+    while True:
+        await asyncio.sleep(REVIVE_EVERY_S)
+        try:
+            if await asyncio.to_thread(embedded.revive):
+                log.warning("the embedded Postgres was gone and was started again")
+            complaint = ""
+        except (EmbeddedServerError, OSError) as error:
+            if str(error) != complaint:
+                complaint = str(error)
+                log.error("the embedded Postgres is gone and cannot be started: %s", complaint)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from policy_service.settings.catalogue_file import MAX_BYTES, LoadedCatalogue, load_catalogue
 from policy_service.settings.load import read_text
-from policy_service.settings.problems import ConfigError
+from policy_service.settings.problems import ConfigError, Problem
 
 Applied = Callable[[LoadedCatalogue, bool], Awaitable[bool]]
 """Takes a catalogue over; the second argument is True where an import is forced (SIGHUP). False: not possible now
@@ -89,6 +89,7 @@ class CatalogueWatch:
         if not force and stat == self._seen.stat:
             return False
         try:
+            self._require_file()
             return await self._read(stat, force)
         except ConfigError as error:
             self._report(error, stat)
@@ -105,6 +106,12 @@ class CatalogueWatch:
         self._owed = force and not taken
         self._seen = _Seen(stat, digest) if taken else self._seen
         return taken
+
+    def _require_file(self) -> None:
+        """Reading a pipe or a device may never end, and nothing would be followed any more."""
+        if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
+            remedy = "put a file there"
+            raise ConfigError([Problem("catalogue", "not a file", str(self._path), "a readable file", remedy)])
 
     def _report(self, error: ConfigError, stat: tuple[int, int, int] | None) -> None:
         """Unusable content is reported once, until the file changes again."""

@@ -125,6 +125,22 @@ class EmbeddedServer:
         """Process id of the running server."""
         return embedded_watch.postmaster_pid(self.data)
 
+    def revive(self) -> bool:
+        """Start the server again where it is gone although it is in use, as after `kill -9`. Blocks; True where it did.
+
+        Raises EmbeddedServerError: as `open`, or its data is gone too.
+        """
+        if self._users is None or self.pid is not None:
+            return False
+        with open_lock(self.directory / "start.lock") as start:
+            await_lock(start, fcntl.LOCK_EX, "another process to start the server")
+            if self.pid is not None:
+                return False
+            if not self.data.exists():
+                raise EmbeddedServerError(f"{self.data} is gone: restore it and start again")
+            self._ensure_running()
+        return True
+
     def close(self) -> None:
         """End the use; stops the server where this was the last one. Safe to repeat."""
         atexit.unregister(self.close)
