@@ -11,7 +11,7 @@ from policy_service.domain import breaker
 from policy_service.domain.breaker import BreakerState, Effect, Override, ProbePermit, ReplicaOpen, State
 from policy_service.domain.breaker_transitions import CountedFailure, count_failure, count_success, enter_half_open
 from policy_service.domain.facts import Cause, Fact, FactLog
-from policy_service.domain.profiles import BreakerProfile
+from policy_service.domain.profiles import BreakerProfile, KindThreshold
 
 PROFILE = BreakerProfile(failure_threshold=3, degradation_threshold=2, reset_timeout_ms=1_000)
 PERMIT = ProbePermit("p", 7, 7, "r1", "d1", 1_000, 2_000)
@@ -258,3 +258,32 @@ def test_names_of_a_quorum_are_kept_once_and_no_more_than_needed() -> None:
 def test_a_late_failure_trips_only_while_its_open_time_lasts() -> None:
     late = [count_failure(BUSY, CountedFailure(1_000, now=now), PROFILE, log())[0].state for now in (1_999, 2_000)]
     assert late == [State.OPEN, State.DEGRADED]
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "reason"),
+    [
+        (KindThreshold(2), 1, ""), (KindThreshold(2), 2, "kind_threshold"), (KindThreshold(2, True), 1, ""),
+        (KindThreshold(immediate=True), 1, "kind_threshold"), (KindThreshold(), 2, ""),
+        (KindThreshold(), 3, "kind_threshold"), (KindThreshold(9), 3, "failure_threshold"),
+    ],
+)  # fmt: skip
+def test_a_kind_has_its_own_threshold_or_the_first_or_the_common_one(
+    rule: KindThreshold, count: int, reason: str
+) -> None:
+    profile = replace(PROFILE, kind_thresholds={"rate_limit": rule})
+    facts, row = log(), BreakerState("acme")
+    for at in range(count):
+        row, _ = count_failure(row, CountedFailure(at, "rate_limit"), profile, facts)
+    assert (row.state is State.OPEN) is bool(reason)
+    assert not reason or facts.facts[-1].reason == reason
+    others, _ = count_failure(BreakerState("acme"), CountedFailure(0, "transient"), profile, log())
+    assert others.state is State.CLOSED
+
+
+def test_jitter_lengthens_the_open_time_but_not_what_a_late_failure_is_judged_by() -> None:
+    profile = replace(PROFILE, reopen_jitter=0.5)
+    drawn = [count_failure(BUSY, CountedFailure(1_000, draw=draw), profile, log())[0].reopen_at for draw in (0.0, 0.5)]
+    assert drawn == [2_000, 2_250]
+    late, _ = count_failure(BUSY, CountedFailure(1_000, draw=0.9, now=2_000), profile, log())
+    assert late.state is State.DEGRADED
