@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from policy_service.application.admin import store_lost
 from policy_service.application.admin_listings import BreakerView, Counts, Listings
+from policy_service.application.convergence import ConvergenceSummary
 from policy_service.application.errors import NotFoundError
 from policy_service.application.freshness import Freshness
 from policy_service.application.ports import Clock, FactPage, Store, StoreUnavailableError
@@ -35,6 +36,7 @@ class Health:
     breakers: tuple[BreakerView, ...]
     counts: Counts
     spooled_events: int
+    convergence: ConvergenceSummary
 
 
 class HealthAdmin:
@@ -53,7 +55,9 @@ class HealthAdmin:
         freshness: Freshness,
         replica: str,
         spooled: Callable[[], int],
+        convergence: Callable[[], ConvergenceSummary],
     ) -> None:
+        self._convergence = convergence
         self._store = store
         self._view = view
         self._clock = clock
@@ -77,6 +81,7 @@ class HealthAdmin:
             breakers=tuple(each for each in self._listings.breakers() if each.state != "CLOSED" or each.control),
             counts=self._listings.counts(),
             spooled_events=self._spooled(),
+            convergence=self._convergence(),
         )
 
     async def _ping(self) -> DurationMs | None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from policy_service.application.clock import DatabaseClock
+from policy_service.application.convergence import Convergence
 from policy_service.application.ports import ClockSample, Feed, Store, StoreUnavailableError
 from policy_service.application.view import View
 from policy_service.domain.ids import DurationMs
@@ -67,6 +68,7 @@ class Follower:
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
         self.polls = 0
+        self.convergence = Convergence()
         self.reloads = 0
 
     @property
@@ -126,7 +128,9 @@ class Follower:
         received = self._monotonic_ms()
         if not feed.is_full:
             self._clock.learn(ClockSample(feed.as_of, sent, received))
-        self._view.apply(feed, self._incarnation)
+        for version in self._view.apply(feed, self._incarnation):
+            if version in feed.written:
+                self.convergence.note(self._clock.now() - feed.written[version])
         self.polls += 1
         self._on_advance()
         if feed.catalogue_revision != self._view.policy.revision:

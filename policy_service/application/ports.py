@@ -118,6 +118,8 @@ class Feed:
     progress: Mapping[str, int] = field(default_factory=dict)
     """Last folded event number by replica incarnation."""
     epoch: int = 1
+    written: Mapping[int, Instant] = field(default_factory=dict)
+    """Database time at which the rows of a version were written; polls only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,11 @@ class View:
         if len(self._pending) <= REFOLD_LIMIT:
             self._refold()
 
-    def apply(self, feed: Feed, incarnation: str) -> None:
-        """Apply one poll or full load: rows, progress of this replica and freshness in one step."""
+    def apply(self, feed: Feed, incarnation: str) -> set[int]:
+        """Apply one poll or full load: rows, progress of this replica and freshness in one step.
+
+        Returns the versions of rows that were not known here.
+        """
         changed: set[Key] = set()
         if feed.is_full:
             changed = set(self._committed)
@@ -131,6 +134,7 @@ class View:
         self.as_of = max(self.as_of, feed.as_of)
         self.watermark = feed.watermark
         self._notify(changed)
+        return {self._committed[key].version for key in changed if key in self._committed}
 
     def apply_committed(self, rows: Iterable[Versioned], folded_up_to: int = 0) -> None:
         """Apply the rows of this replica's own commit and drop the events that it folded."""

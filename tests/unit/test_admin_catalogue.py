@@ -49,7 +49,14 @@ class Operated:
         self.facts = FactsAdmin(self.store, replica.view)
         self.listings = Listings(replica.view, replica.clock)
         self.health = HealthAdmin(
-            self.store, replica.view, replica.clock, self.listings, replica.freshness, name, lambda: 4
+            self.store,
+            replica.view,
+            replica.clock,
+            self.listings,
+            replica.freshness,
+            name,
+            lambda: 4,
+            replica.follower.convergence.summary,
         )
 
     async def load(self, text: str = DOCUMENT, *, force: bool = False) -> tuple[int, bool]:

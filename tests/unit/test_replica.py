@@ -82,6 +82,22 @@ async def test_another_replica_sees_a_committed_failure(database: MemoryDatabase
         assert answer.exclusions[0].evidence_id in database.facts
 
 
+async def test_a_replica_knows_how_late_it_sees_the_changes_of_others_and_leaves_out_its_own(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with (
+        running(fleet_member(database, "r1", moments)) as one,
+        running(fleet_member(database, "r2", moments)) as two,
+    ):
+        await asyncio.gather(one.follower._step(), two.follower._step())  # full loads, which say nothing of lags
+        database.subscribers.clear()
+        await report(one, failure("a", 429))
+        moments.ms += 25
+        await asyncio.gather(one.follower._step(), two.follower._step())
+        assert two.follower.convergence.summary() == (1, 25, 25, 25)
+        assert one.follower.convergence.summary().changes == 0
+
+
 async def test_failures_of_several_replicas_open_the_breaker_at_exactly_the_threshold(
     database: MemoryDatabase, moments: FakeTime
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets as secret_source
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from policy_service.application.ports import (
@@ -153,7 +153,9 @@ class MemoryStore:
         if not watermark.isdecimal() or int(watermark) < database.pruned:
             return self._feed(database.rows.values(), is_full=True)
         since = int(watermark)
-        return self._feed((entry.change for entry in database.feed if entry.change.version > since), is_full=False)
+        entries = [entry for entry in database.feed if entry.change.version > since]
+        feed = self._feed((entry.change for entry in entries), is_full=False)
+        return replace(feed, written={entry.change.version: entry.written_at for entry in entries})
 
     def _feed(self, rows: Iterable[Versioned], *, is_full: bool) -> Feed:
         database = self.database

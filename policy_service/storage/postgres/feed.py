@@ -40,6 +40,7 @@ class Reading:
     head: Mapping[str, Any] = field(default_factory=dict)
     progress: dict[str, int] = field(default_factory=dict)
     rows: list[Versioned] = field(default_factory=list)
+    written: dict[int, int] = field(default_factory=dict)
 
     def take(self, tag: str, body: Mapping[str, Any]) -> None:
         """Take one tagged record."""
@@ -54,6 +55,8 @@ class Reading:
         row = decode_row(kind, body["row"])
         if row is not None:
             self.rows.append(Versioned(body["version"], row))
+            if "written_at" in body:
+                self.written[body["version"]] = body["written_at"]
 
     def continues(self, since: Watermark) -> bool:
         """True where nothing between the two polls can have been pruned or lost with another server."""
@@ -69,6 +72,7 @@ class Reading:
             is_full=is_full,
             catalogue_revision=head["revision"],
             progress=self.progress,
+            written=self.written,
             epoch=head["epoch"],
         )
 

@@ -111,7 +111,7 @@ class PostgresPinStore:
 
     async def count(self, connections: Collection[str], *, timeout_ms: DurationMs) -> Mapping[str, int]:
         rows = await self._query(COUNT, [clean_text(name) for name in connections], timeout_ms=timeout_ms)
-        return {name: number for name, number in rows}
+        return {row[0]: row[1] for row in rows}
 
     async def sweep(self, *, timeout_ms: DurationMs) -> int:
         return int((await self._query(SWEEP, timeout_ms=timeout_ms))[0][0])

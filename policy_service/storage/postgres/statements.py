@@ -86,7 +86,8 @@ SELECT 'progress', json_build_object('incarnation', incarnation, 'number', last_
 
 POLL = f"""{_HEAD}
 UNION ALL
-SELECT kind, json_build_object('version', version, 'row', row)::text FROM state_feed WHERE xid >= $1::text::xid8"""
+SELECT kind, json_build_object('version', version, 'row', row, 'written_at', written_at)::text
+FROM state_feed WHERE xid >= $1::text::xid8"""
 """$1 xmin of the previous poll's snapshot: every older transaction was visible to it."""
 
 LOAD = _HEAD + "".join(

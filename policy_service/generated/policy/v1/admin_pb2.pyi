@@ -253,6 +253,7 @@ class GetHealthResponse(_message.Message):
     ACTIVE_LANES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SPOOLED_EVENTS_FIELD_NUMBER: _builtins.int
+    CONVERGENCE_FIELD_NUMBER: _builtins.int
     status: Global___HealthStatus.ValueType
     """Condition."""
     replica: _builtins.str
@@ -289,6 +290,10 @@ class GetHealthResponse(_message.Message):
     def breakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Breaker]:
         """Breakers that are not CLOSED."""
 
+    @_builtins.property
+    def convergence(self) -> Global___Convergence:
+        """How fast changes of other replicas become visible here."""
+
     def __init__(
         self,
         *,
@@ -307,14 +312,49 @@ class GetHealthResponse(_message.Message):
         active_lanes: _builtins.int = ...,
         version: _builtins.str = ...,
         spooled_events: _builtins.int = ...,
+        convergence: Global___Convergence | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["database", b"database"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["convergence", b"convergence", "database", b"database"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_lanes", b"active_lanes", "active_leases", b"active_leases", "breakers", b"breakers", "cooling_connections", b"cooling_connections", "database", b"database", "held_permits", b"held_permits", "model_lockouts", b"model_lockouts", "policy_revision", b"policy_revision", "replica", b"replica", "replicas", b"replicas", "spooled_events", b"spooled_events", "status", b"status", "version", b"version", "view_age_ms", b"view_age_ms", "waiting_permits", b"waiting_permits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_lanes", b"active_lanes", "active_leases", b"active_leases", "breakers", b"breakers", "convergence", b"convergence", "cooling_connections", b"cooling_connections", "database", b"database", "held_permits", b"held_permits", "model_lockouts", b"model_lockouts", "policy_revision", b"policy_revision", "replica", b"replica", "replicas", b"replicas", "spooled_events", b"spooled_events", "status", b"status", "version", b"version", "view_age_ms", b"view_age_ms", "waiting_permits", b"waiting_permits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetHealthResponse: _TypeAlias = GetHealthResponse  # noqa: Y015
+
+@_typing.final
+class Convergence(_message.Message):
+    """Time from the commit of a change by another replica to its place in this replica's view, over the newest 1 024."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    P50_MS_FIELD_NUMBER: _builtins.int
+    P99_MS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    changes: _builtins.int
+    """Changes seen since the start."""
+    p50_ms: _builtins.int
+    """Median."""
+    p99_ms: _builtins.int
+    """99th percentile."""
+    max_ms: _builtins.int
+    """Longest."""
+    def __init__(
+        self,
+        *,
+        changes: _builtins.int = ...,
+        p50_ms: _builtins.int = ...,
+        p99_ms: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "max_ms", b"max_ms", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Convergence: _TypeAlias = Convergence  # noqa: Y015
 
 @_typing.final
 class ReplicaHealth(_message.Message):

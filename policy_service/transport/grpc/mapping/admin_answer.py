@@ -124,6 +124,7 @@ def health(each: Health, release: str) -> admin_pb2.GetHealthResponse:
         model_lockouts=each.counts.model_lockouts,
         version=release,
         spooled_events=each.spooled_events,
+        convergence=admin_pb2.Convergence(**each.convergence._asdict()),
     )
 
 
