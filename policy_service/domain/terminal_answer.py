@@ -43,9 +43,7 @@ class _Case:
 
 
 def _nothing_to_resolve(case: _Case) -> bool:
-    return not case.exclusions or (
-        case.is_weighted and case.every(lambda e: e.spec.mechanism in _UNAVAILABLE)
-    )
+    return not case.exclusions or (case.is_weighted and case.every(lambda e: e.spec.mechanism in _UNAVAILABLE))
 
 
 def _weighted_cooling(case: _Case) -> bool:
@@ -56,15 +54,11 @@ def _all_open(case: _Case) -> bool:
     return case.every(lambda e: e.reason == "circuit_open")
 
 
-_COOLING = TerminalAnswer(
-    503, "all_targets_cooling_down", "service_unavailable", "all_targets_cooling_down", "wait"
-)
+_COOLING = TerminalAnswer(503, "all_targets_cooling_down", "service_unavailable", "all_targets_cooling_down", "wait")
 _ROWS: tuple[tuple[Callable[[_Case], bool], TerminalAnswer], ...] = (
     (
         _nothing_to_resolve,
-        TerminalAnswer(
-            404, "model_not_found", "invalid_request_error", "no_executable_targets", "switch-combo"
-        ),
+        TerminalAnswer(404, "model_not_found", "invalid_request_error", "no_executable_targets", "switch-combo"),
     ),
     (_weighted_cooling, _COOLING),
     (_all_open, _COOLING),
@@ -111,9 +105,7 @@ def _with_retry_after(
     )
 
 
-def retry_after_s(
-    exclusions: Sequence[Exclusion], now: Instant, hints_ms: Sequence[int] = ()
-) -> int | None:
+def retry_after_s(exclusions: Sequence[Exclusion], now: Instant, hints_ms: Sequence[int] = ()) -> int | None:
     """max(1, ceil(smallest known remaining seconds)); None where nothing is known."""
     known = [r for e in exclusions if (r := e.remaining_ms(now)) is not None]
     known.extend(hints_ms)
