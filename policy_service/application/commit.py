@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
 from policy_service.application.events import OutcomeEvent
@@ -146,7 +146,9 @@ class GroupedCommit(Generic[R]):
         self._number = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._recent: dict[str, _Item[R]] = {}
+        self._recent: dict[str, _Item[R] | asyncio.Future[Reported[R]]] = {}
+        """What is known by event id: queued events, and only the answers of committed ones, whose bodies would fill
+        hundreds of megabytes."""
         self._failures_in_row = 0
         self._to_unspool: set[str] = set()
         """Committed events that the spool may still hold; removing them is tried again with the next ones."""
@@ -200,6 +202,8 @@ class GroupedCommit(Generic[R]):
         known = self._recent.get(event.event_id)
         if known is not None:
             self.counters.duplicates += 1
+            if isinstance(known, asyncio.Future):
+                return replace(await known, duplicate=True)
             return await self._await(known, duplicate=True)
         self._check_bounds()
         return await self._await(self._enqueue(event), duplicate=False)
@@ -374,5 +378,7 @@ class GroupedCommit(Generic[R]):
             assert self._queue[0] is item
             self._queue.popleft()
             self._queued_bytes -= item.size
+            if item.event.event_id in self._recent:
+                self._recent[item.event.event_id] = item.done
         if not self._queue:
             self._wake.clear()

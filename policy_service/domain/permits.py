@@ -81,11 +81,18 @@ def at_cap(strategy: str) -> AtCap:
     return _AT_CAP.get(strategy, AtCap.EXCLUDE)
 
 
+LARGEST_CAP = 2**31 - 1
+"""Caps and counts are 32-bit integers in the store and on the wire."""
+
+
 def cap_of(raw: object) -> int | None:
-    """Cap from a configured value: null, not positive, not finite or not a number is no limit; fractions are cut."""
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+    """Cap from a configured value: null, not positive, not finite or not a number is no limit; fractions are cut, and
+    so is what no count can reach."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
         return None
-    return int(raw) if raw >= 1 else None
+    if isinstance(raw, float) and not math.isfinite(raw):
+        return None
+    return min(int(raw), LARGEST_CAP) if raw >= 1 else None
 
 
 def connection_gate(connection: str) -> str:
