@@ -92,10 +92,15 @@ def _lint_operator_rules(directory: ProviderDirectory, listed: Sequence[Operator
         yield Finding("too_many_rules", "", "", REMEDIES["too_many_rules"])
         return
     for index, rule in enumerate(listed):
-        name = rule.id or rules.operator_rule_id(index + 1)
+        name = rule.id or rules.operator_rule_id(_place(directory, listed[: index + 1], rule.provider))
         for code, applies in _operator_checks(directory, listed, index, rule):
             if applies:
                 yield Finding(code, rule.provider, name, REMEDIES[code])
+
+
+def _place(directory: ProviderDirectory, so_far: Sequence[OperatorRule], provider: str) -> int:
+    wanted = directory.canonical(provider)
+    return sum(directory.canonical(rule.provider) == wanted for rule in so_far)
 
 
 def _operator_checks(

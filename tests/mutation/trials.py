@@ -29,7 +29,7 @@ KILLED, SURVIVED, TIMED_OUT, NO_CODE, UNCOVERED = "killed", "survived", "timed o
 FRESH_IMPORT_S = 25.0
 AFFORDABLE_S = 5.0
 """CPU time of tests spent on one mutant; what only the dear ones would notice counts as a survivor."""
-NEAR_FILES = 12
+NEAR_FILES = 40
 """Importing every test anew for a changed constant takes longer than all that they do."""
 
 

@@ -132,6 +132,12 @@ def test_harmless_types_are_never_terminal(kind: str) -> None:
     assert terminal.resolve_terminal(Evidence(401, kind), FULL, 0) == Resolution()
 
 
+@pytest.mark.parametrize(("expires_at", "live"), [(1_060_001, True), (1_060_000, False), (None, False)])
+def test_a_token_excuses_a_401_by_what_is_left_of_it(expires_at: int | None, live: bool) -> None:
+    found = terminal.resolve_terminal(Evidence(401, token_expires_at=expires_at), FULL, 1_000_000)
+    assert found == (Resolution(live_token=True) if live else Resolution("expired"))
+
+
 @pytest.mark.parametrize(
     ("strikes", "since", "now", "soft"), [(3, 0, 0, False), (2, 0, 0, True), (3, 0, 3_599_999, False),
     (3, 0, 3_600_000, True), (3, None, 0, True)],

@@ -83,6 +83,10 @@ def test_an_absent_sighting_is_named_by_its_key_and_written_at_first_sight() -> 
     absent = EgressSighting.default(seen("f", "a", 0).key)
     assert absent == EgressSighting("opencode-go", "f", "a", None)
     assert egress.is_stale(absent, 0)
+    assert absent.is_default
+    assert not seen("f", "a", 0).is_default
+    assert absent.generation == 1
+    assert egress.sighted(seen("f", "a", 1_000_000), (), 1_000_001) is None
     assert egress.sighted(absent, (), 7) == seen("f", "a", 7)
     assert egress.sighted(absent, [EgressSighting("opencode-go", "f", "b", None)], 7) == seen("f", "a", 7)
 
