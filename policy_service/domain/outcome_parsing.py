@@ -30,7 +30,6 @@ BODY_LIMIT = 65_536
 """Bytes of a body that are kept."""
 _STREAM_EVENTS_READ = 128
 _GZIP = b"\x1f\x8b"
-_STREAM_STARTS = ("data:", "event:", "id:", "retry:", ":")
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)
 
 
@@ -91,7 +90,7 @@ def parse_outcome(raw: RawOutcome) -> Outcome:
     """
     headers = first_values(raw.headers)
     failure = network_failure(raw.network_error) if raw.network_error else None
-    reading = _read_body(raw, headers)
+    reading = _read_body(raw)
     error = reading.error
     status, inner_status = _statuses(raw, failure, reading)
     message = raw.message or error.message or (failure and raw.network_error) or reading.text
@@ -162,14 +161,14 @@ def _statuses(raw: RawOutcome, failure: NetworkFailure | None, reading: _Reading
     return status, raw.inner_status or (named if named is not None and named >= 400 and named != status else None)
 
 
-def _read_body(raw: RawOutcome, headers: Mapping[str, str]) -> _Reading:
+def _read_body(raw: RawOutcome) -> _Reading:
     text = _decoded(raw.body)
     if not text.strip():
         return _Reading()
     succeeded = raw.status is not None and 200 <= raw.status < 300
     if succeeded and not _may_be_error(text):
         return _Reading()
-    body = None if _is_stream(text, headers) else read_json(text)
+    body = read_json(text)
     root = body if body is not None else _stream_error(text)
     return _success_reading(text, root) if succeeded else _failure_reading(text, root)
 
@@ -207,10 +206,6 @@ _ERROR_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "ba
 def _may_be_error(text: str) -> bool:
     """Cheap look before a 2xx body is parsed: most are plain successes."""
     return any(mark in text for mark in _ERROR_MARKS)
-
-
-def _is_stream(text: str, headers: Mapping[str, str]) -> bool:
-    return text.lstrip("\ufeff\r\n ").startswith(_STREAM_STARTS) or "event-stream" in headers.get("content-type", "")
 
 
 _BARE_MESSAGES = frozenset({"message", "msg", "error_msg"})

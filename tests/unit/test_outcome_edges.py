@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
+
 import pytest
 
 from policy_service.domain.error_object import ErrorObject, describe, error_nodes, read_json
@@ -13,6 +17,8 @@ from policy_service.domain.outcome_parsing import (
     parse_outcome,
     status_of_kind,
 )
+from policy_service.domain.profiles import HintProfile
+from policy_service.domain.retry_hints import read_hint
 
 
 def error_of(body: object) -> ErrorObject:
@@ -171,3 +177,29 @@ def test_an_error_event_whose_data_is_a_flat_object_is_no_success() -> None:
     assert (flat.status, flat.message, flat.type) == (529, "busy", "overloaded_error")
     bare = outcome(200, 'data: {"delta": "x"}\n\nevent: error\ndata: {"message": "m"}\n\n')
     assert (bare.status, bare.message) == (500, "m")
+
+
+def test_an_indented_error_announced_as_an_event_stream_is_read() -> None:
+    body = json.dumps({"error": {"message": "m", "code": "c", "status": 503}}, indent=2)
+    for status in (200, 503):
+        found = outcome(status, body, headers=(("content-type", "text/event-stream"),))
+        assert (found.status, found.code, found.message) == (503, "c", "m")
+
+
+def test_a_compressed_body_that_repeats_itself_late_is_inflated() -> None:
+    noise = random.Random(1).randbytes(20_000).hex()[:20_000]
+    body = gzip.compress(json.dumps({"error": {"message": "m", "code": "c"}, "echo": noise + noise}).encode())
+    assert parse_outcome(RawOutcome(status=429, body=body)).code == "c"
+
+
+def test_a_retry_delay_without_nanos_is_whole_seconds() -> None:
+    detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": {"seconds": 5}}
+    hint = read_hint({}, {"error": {"details": [detail]}}, "", 0, HintProfile())
+    assert hint is not None
+    assert hint.wait_ms == 5_000
+
+
+@pytest.mark.parametrize(("gap", "wait"), [(120, None), (121, 5_000)])
+def test_a_condition_close_before_a_wait_makes_it_somebody_elses(gap: int, wait: int | None) -> None:
+    hint = read_hint({}, None, "recently" + " " * gap + "try again in 5s", 0, HintProfile())
+    assert (hint and hint.wait_ms) == wait

@@ -9,8 +9,10 @@ from policy_service.domain.catalogue import Catalogue, OperatorRule, Provider, P
 from policy_service.domain.decision_record import Classification, DecisionRecord, Mode, Reason
 from policy_service.domain.gates import KEEP_ENDED_MS, Pace
 from policy_service.domain.ids import AuthClass
+from policy_service.domain.outcome import UsageCounters
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import Policy
+from policy_service.domain.pool_guard import Member
 from policy_service.domain.profiles import (
     BreakerProfile,
     EarlyProbeProfile,
@@ -89,6 +91,7 @@ def test_texts_are_read_four_levels_deep_and_no_deeper() -> None:
 
 def test_paces_and_ended_rows_have_their_times() -> None:
     assert (Pace().window_ms, KEEP_ENDED_MS) == (60_000, 600_000)
+    assert Member("m") == Member("m", None, 0, False)
 
 
 DEFAULTS: dict[type, dict[str, object]] = {
@@ -145,3 +148,7 @@ def test_profiles_have_the_numbers_of_the_spec_by_default(profile: type) -> None
 
 def test_a_policy_without_a_revision_is_the_first() -> None:
     assert Policy(Catalogue()).revision == 0
+
+
+def test_counters_of_use_claim_nothing() -> None:
+    assert UsageCounters() == UsageCounters(day=False, minute=False, token=False)
