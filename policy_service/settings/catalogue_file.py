@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from policy_service.settings.provider_data import ProviderEntry, builtin_provide
 from policy_service.settings.yaml_text import parse
 
 MAX_BYTES = 16 * 1024 * 1024
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _DOMAIN_NAME = {"quota_metrics": "quota_metrics_host"}
 
 
@@ -61,7 +64,7 @@ def load_catalogue(
     check(entries, catalogue, environment or {})
     if entries.problems:
         raise ConfigError(sorted(entries.problems, key=_place))
-    canonical = json.dumps(document.data, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    canonical = _canonical(document.data)
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     overrides = tuple(explain(entries, catalogue, environment or {}))
     return LoadedCatalogue(catalogue, canonical, digest, tuple(entries.warnings), overrides)
@@ -80,6 +83,24 @@ def load_catalogue_file(path: str | Path, *, environment: Mapping[str, str] | No
 def builtin_catalogue() -> Catalogue:
     """The catalogue without any file: the providers that ship with the service."""
     return Catalogue(providers=builtin_providers())
+
+
+def _canonical(data: Any) -> str:
+    """The document as JSON that `load_catalogue` reads as the same document.
+
+    Numbers that are not finite mean "none" where the catalogue takes them, and JSON knows none of them. Characters that
+    YAML refuses or takes for line breaks are escaped.
+    """
+    text = json.dumps(_finite(data), ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _place(problem: Problem) -> tuple[str, int]:

@@ -15,7 +15,16 @@ from policy_service.settings.provider_data import ProviderEntry
 from policy_service.settings.server import split_address
 from policy_service.settings.values import bad_zone
 
-Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+
+def printable(text: str) -> str:
+    """The text; gateways cannot send any other, and a decision token separates its parts by a control character."""
+    if not text.isprintable():
+        raise ValueError("contains control characters")
+    return text
+
+
+Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]+$"), AfterValidator(printable)]
+Name = Annotated[str, AfterValidator(printable)]
 Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Ms = Annotated[int, Field(ge=0, le=86_400_000)]
 Factor = Literal[
@@ -144,10 +153,10 @@ def whole_cap(value: float | None) -> int | None:
 class TargetEntry(Strict):
     """One entry of a route."""
 
-    key: str = Field(default="", max_length=400, description="Name in answers; empty: provider/connection/model.")
-    provider: str = Field(default="", max_length=200, description="Provider id or alias; empty: the connection's.")
-    connection: str = Field(default="", max_length=200, description="Connection id; empty: any of the provider's.")
-    model: str = Field(default="", max_length=400, description="Model id as sent upstream.")
+    key: Name = Field(default="", max_length=400, description="Name in answers; empty: provider/connection/model.")
+    provider: Name = Field(default="", max_length=200, description="Provider id or alias; empty: the connection's.")
+    connection: Name = Field(default="", max_length=200, description="Connection id; empty: any of the provider's.")
+    model: Name = Field(default="", max_length=400, description="Model id as sent upstream.")
     weight: Weight = Field(default=1.0, description="Share (weighted, quota-share).")
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, description="Lower goes first (priority).")
     fallback_only_on_quota: bool = Field(

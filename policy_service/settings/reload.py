@@ -101,11 +101,21 @@ class CatalogueWatch:
         if digest == self._seen.digest and not force:
             self._seen = _Seen(stat, digest)
             return False
-        loaded = await asyncio.to_thread(load_catalogue, text, source=str(self._path), environment=self._environment)
+        loaded = await asyncio.to_thread(self._load, text)
         taken = await self._applied(loaded, force)
         self._owed = force and not taken
         self._seen = _Seen(stat, digest) if taken else self._seen
         return taken
+
+    def _load(self, text: str) -> LoadedCatalogue:
+        try:
+            return load_catalogue(text, source=str(self._path), environment=self._environment)
+        except ConfigError:
+            raise
+        except Exception as error:
+            # A fault of ours with one file must not keep the next one from being followed.
+            fault = Problem("catalogue", f"cannot be read: {error!r}", str(self._path), "", "report this file")
+            raise ConfigError([fault]) from error
 
     def _require_file(self) -> None:
         """Reading a pipe or a device may never end, and nothing would be followed any more."""

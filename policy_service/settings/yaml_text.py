@@ -5,6 +5,7 @@ The result remembers the line of every value, so that a problem can name its pla
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,16 @@ from policy_service.settings.problems import ConfigError, Location, Problem, joi
 MAX_BYTES = 4 * 1024 * 1024
 MAX_NODES = 500_000
 MAX_DEPTH = 64
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """Safe tags only, and every number of JSON: YAML 1.1 takes `1e-05` for a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True, slots=True)
