@@ -27,6 +27,7 @@ from tests.fleet.fleet import (
     figure,
     fleet,
     form,
+    settings_of_every_class,
     told,
 )
 from tests.integration.serving import config, serving
@@ -35,9 +36,8 @@ CALLS = form(1_500, 20_000)
 AT_A_TIME = 25
 LONGEST_S = 0.1
 RESET_MS = 1_000
-CATALOGUE = f"""settings:
-  breaker: {{default: {{failure_threshold: 1, reset_timeout_ms: {RESET_MS}, max_backoff_multiplier: 1}}}}
-"""
+NUMBERS = {"failure_threshold": 1, "reset_timeout_ms": RESET_MS, "max_backoff_multiplier": 1}
+CATALOGUE = settings_of_every_class(NUMBERS)
 PROVIDERS = 20
 LARGEST_GROWTH = 1.05
 

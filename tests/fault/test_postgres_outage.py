@@ -25,6 +25,7 @@ from tests.fleet.fleet import (
     fleet,
     form,
     quantile,
+    settings_of_every_class,
     told,
 )
 
@@ -36,7 +37,7 @@ AWAY_S = form(8, 30)
 GOAL_MS = form(100, 25)
 """Selections while the database is away, p99 at the client; a shared machine gets more in the short form."""
 RECOVERY_S = 5
-CATALOGUE = "settings: {breaker: {default: {failure_threshold: 1000}}}\n"
+CATALOGUE = settings_of_every_class({"failure_threshold": 1_000})
 
 
 @dataclass(frozen=True, slots=True)

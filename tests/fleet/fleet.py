@@ -6,6 +6,7 @@ POLICY_FLEET_LONG=1 asks for the long forms; every suite says itself what that m
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import socket
@@ -185,6 +186,17 @@ def catalogue_file(place: Path, text: str, name: str = "catalogue.yaml") -> Path
     path = place / name
     path.write_text(f"version: 1\n{text}")
     return path
+
+
+def settings_of_every_class(breaker: Mapping[str, int], connection: Mapping[str, int] | None = None) -> str:
+    """Catalogue text that gives providers without an entry these numbers, whichever class they are taken for.
+
+    The provider cooldown is put out of reach: it would hide the breaker from the test.
+    """
+    both = {"breaker": breaker, "connection": connection or {}}
+    classes = {block: {name: dict(numbers) for name in ("default", "api_key")} for block, numbers in both.items()}
+    classes["provider_cooldown"] = {"api_key": {"failure_threshold": 100_000}}
+    return f"settings: {json.dumps(classes)}\n"
 
 
 # --- calls ------------------------------------------------------------------------------------------------

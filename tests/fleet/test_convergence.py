@@ -24,12 +24,13 @@ from tests.fleet.fleet import (
     form,
     quantile,
     refusal_of,
+    settings_of_every_class,
     told,
 )
 
 REPLICAS = 4
 THRESHOLD = 6
-CATALOGUE = f"settings: {{breaker: {{default: {{failure_threshold: {THRESHOLD}}}}}}}\n"
+CATALOGUE = settings_of_every_class({"failure_threshold": THRESHOLD})
 GOAL_MS = 250
 GOAL_SILENT_MS = 2_000
 

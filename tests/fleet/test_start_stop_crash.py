@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 
 from policy_service.storage.postgres.tables import STATE_TABLES
-from tests.fleet.fleet import LONG_TIMEOUT_S, Replica, ask, catalogue_file, database, figure, fleet, form, told
+from tests.fleet.fleet import (
+    LONG_TIMEOUT_S,
+    Replica,
+    ask,
+    catalogue_file,
+    database,
+    figure,
+    fleet,
+    form,
+    settings_of_every_class,
+    told,
+)
 
-CATALOGUE = "settings: {breaker: {default: {reset_timeout_ms: 600000}}}\n"
-NEWER = "settings: {breaker: {default: {reset_timeout_ms: 700000}}}\n"
+NUMBERS = {"failure_threshold": 6, "degradation_threshold": 3}
+CATALOGUE = settings_of_every_class({**NUMBERS, "reset_timeout_ms": 600_000})
+NEWER = settings_of_every_class({**NUMBERS, "reset_timeout_ms": 700_000})
 TABLES = (
     *STATE_TABLES,
     "state_feed",

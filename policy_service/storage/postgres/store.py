@@ -7,6 +7,7 @@ import json
 import secrets as secret_source
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import URL
@@ -47,7 +48,10 @@ class PostgresStore:
     """Store on any Postgres 13 or newer. Safe for concurrent use on one event loop."""
 
     def __init__(self, url: str | URL, options: StoreOptions | None = None, retention: Retention | None = None) -> None:
-        self._sessions = Sessions(url, options or StoreOptions())
+        options = options or StoreOptions()
+        self._sessions = Sessions(url, options)
+        self._following = Sessions(url, replace(options, pool_size=1, pool_overflow=0))
+        """The feed's own connection: selections that wait for a guard must not keep the view from following."""
         self._retention = retention or Retention()
         self._guards = Guards()
         self._listeners: set[Listener] = set()
@@ -76,7 +80,7 @@ class PostgresStore:
     @property
     def statements(self) -> int:
         """Statements sent so far, BEGIN and COMMIT included; healthy traffic adds none."""
-        return self._sessions.statements
+        return self._sessions.statements + self._following.statements
 
     async def run(self, unit: Unit[T], *, timeout_ms: DurationMs) -> Committed[T]:
         """Run one guarded transaction; the same unit is run again after a deadlock, a serialization failure or an
@@ -87,28 +91,31 @@ class PostgresStore:
         """Run the work of another mechanism's store on this one's connections; what `_with_session` says holds."""
         return await self._with_session(work, timeout_ms)
 
-    async def _with_session(self, work: Callable[[Session], Awaitable[T]], timeout_ms: DurationMs) -> T:
+    async def _with_session(
+        self, work: Callable[[Session], Awaitable[T]], timeout_ms: DurationMs, sessions: Sessions | None = None
+    ) -> T:
         """Run `work` on a session; again where the error says that another try may do better."""
 
         async def known_server(session: Session) -> T:
             await self._adopt_identity(session)
             return await work(session)
 
-        return await self._sessions.run(lambda session: _attempts(session, known_server), timeout_ms)
+        chosen = sessions or self._sessions
+        return await chosen.run(lambda session: _attempts(session, known_server), timeout_ms)
 
     async def _adopt_identity(self, session: Session) -> None:
         """After a new connection: a failover shows as another server or timeline and raises the fleet epoch."""
-        opened = self._sessions.connections
+        opened = self._sessions.connections + self._following.connections
         if opened and opened == self._adopted:
             return
         await identity.adopt(session)
         self._adopted = max(opened, 1)
 
     async def load(self, *, timeout_ms: DurationMs) -> Feed:
-        return await self._with_session(feed.load, timeout_ms)
+        return await self._with_session(feed.load, timeout_ms, self._following)
 
     async def poll(self, watermark: str, *, timeout_ms: DurationMs) -> Feed:
-        return await self._with_session(lambda session: feed.poll(session, watermark), timeout_ms)
+        return await self._with_session(lambda session: feed.poll(session, watermark), timeout_ms, self._following)
 
     async def subscribe(self, wake: Callable[[], None], lost: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         options = self._sessions.options
@@ -218,7 +225,7 @@ class PostgresStore:
         for listener in tuple(self._listeners):
             await listener.end()
         self._listeners.clear()
-        await self._sessions.close()
+        await asyncio.gather(self._following.close(), self._sessions.close())
 
 
 async def _attempts(session: Session, work: Callable[[Session], Awaitable[T]]) -> T:
