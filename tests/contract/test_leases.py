@@ -51,7 +51,7 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
         memory, table = MemoryStore(MemoryDatabase()), LeaseTable()
         yield Fleet(MemoryLeaseStore(memory, table), MemoryLeaseStore(memory, table), memory)
         return
-    url = request.getfixturevalue("embedded_url")
+    url = request.getfixturevalue("pooled_url" if request.param == "pooled" else "embedded_url")
     options = StoreOptions(has_transaction_pooler=request.param == "pooled")
     stores = [await PostgresStore.connect(url, options) for _ in range(2)]
     yield Fleet(PostgresLeaseStore(stores[0]), PostgresLeaseStore(stores[1]), stores[0])

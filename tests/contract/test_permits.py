@@ -76,7 +76,7 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
         for permits in made.permits:
             await permits.stop()
         return
-    url = request.getfixturevalue("embedded_url")
+    url = request.getfixturevalue("pooled_url" if request.param == "pooled" else "embedded_url")
     options = StoreOptions(has_transaction_pooler=request.param == "pooled")
     stores = [await PostgresStore.connect(url, options) for _ in range(4)]
     ends = [await store.subscribe(lambda: None, lambda: None) for store in stores]

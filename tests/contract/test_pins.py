@@ -37,8 +37,9 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
         database, table = MemoryDatabase(), PinTable()
         yield Fleet(*(MemoryPinStore(MemoryStore(database), table) for _ in range(2)))
         return
+    url = request.getfixturevalue("pooled_url" if request.param == "pooled" else "embedded_url")
     options = StoreOptions(has_transaction_pooler=request.param == "pooled")
-    stores = [await PostgresStore.connect(request.getfixturevalue("embedded_url"), options) for _ in range(2)]
+    stores = [await PostgresStore.connect(url, options) for _ in range(2)]
     yield Fleet(*map(PostgresPinStore, stores))
     for store in stores:
         await store.close()

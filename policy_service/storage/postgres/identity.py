@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from policy_service.storage.postgres import statements
 from policy_service.storage.postgres.errors import sqlstate_of
@@ -18,13 +17,15 @@ _NOT_TOLD = frozenset({"42501", "42883", "0A000"})
 
 async def adopt(session: Session) -> None:
     """Note the identity of the server at hand; the first replica that finds another one raises the epoch."""
+    found = await _identity(session)
     async with session.connect() as connection:
-        await session.execute(connection, statements.ADOPT_IDENTITY, *await _identity(session, connection))
+        await session.execute(connection, statements.ADOPT_IDENTITY, *found)
 
 
-async def _identity(session: Session, connection: AsyncConnection) -> tuple[str, int]:
+async def _identity(session: Session) -> tuple[str, int]:
     try:
-        (row,) = await session.execute(connection, statements.IDENTITY)
+        async with session.connect() as connection:
+            (row,) = await session.execute(connection, statements.IDENTITY)
     except DBAPIError as error:
         if sqlstate_of(error) in _NOT_TOLD:
             return UNKNOWN

@@ -99,11 +99,12 @@ def _upgrade(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _connected(url: str | URL, timeout_ms: DurationMs) -> AsyncIterator[AsyncConnection]:
-    """One transaction on a connection of its own, under a deadline."""
-    limits = StoreOptions(statement_timeout_ms=timeout_ms, lock_timeout_ms=timeout_ms)
+    """One transaction on a connection of its own, under a deadline; it asks for nothing that a pooler refuses."""
+    limits = StoreOptions(statement_timeout_ms=timeout_ms, lock_timeout_ms=timeout_ms, has_transaction_pooler=True)
     engine = create_async_engine(database_url(url), poolclass=NullPool, connect_args=connect_arguments(limits))
     try:
         async with asyncio.timeout(timeout_ms / 1000), engine.begin() as connection:
+            await connection.exec_driver_sql(limits.limit_transaction())
             yield connection
     except (OSError, TimeoutError, SQLAlchemyError, asyncpg.PostgresError) as error:
         raise (public_error(error) or StoreUnavailableError("the server does not answer")) from None

@@ -66,6 +66,11 @@ class StoreOptions:
             "idle_in_transaction_session_timeout": str(self.idle_in_transaction_ms),
         }
 
+    def limit_transaction(self) -> str:
+        """Statement that sets the time-outs for the transaction at hand, for where a session can't have them."""
+        settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in self.time_outs().items())
+        return f"SELECT {settings}"
+
 
 def database_url(url: str | URL) -> URL:
     """URL with the asyncpg driver; accepts `postgres://`, `postgresql://` and libpq's `sslmode`."""
@@ -81,22 +86,23 @@ def connect_arguments(options: StoreOptions) -> dict[str, Any]:
         "server_settings": dict(options.session_settings()),
     }
     if options.has_transaction_pooler:
-        arguments["statement_cache_size"] = 0
+        arguments |= {
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": lambda: f"p{uuid4().hex}",
+        }
     return arguments
 
 
 def open_engine(url: URL, options: StoreOptions) -> AsyncEngine:
     """Engine with a bounded pool; contacts nothing."""
-    arguments = connect_arguments(options)
-    if options.has_transaction_pooler:
-        arguments |= {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: f"p{uuid4().hex}"}
     return create_async_engine(
         url,
         pool_size=options.pool_size,
         max_overflow=options.pool_overflow,
         pool_use_lifo=True,
         hide_parameters=True,
-        connect_args=arguments,
+        connect_args=connect_arguments(options),
     )
 
 
@@ -127,7 +133,15 @@ class Session:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncConnection]:
-        """A connection in autocommit mode: each statement is one round trip."""
+        """A connection in autocommit mode: each statement is one round trip.
+
+        Behind a transaction pooler it is a transaction: the driver prepares and executes a statement in two steps, and
+        the pooler may send these to two servers.
+        """
+        if self._options.has_transaction_pooler:
+            async with self.transaction() as connection:
+                yield connection
+            return
         async with self._checked_out() as connection:
             yield await connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -139,15 +153,9 @@ class Session:
             self._count()
             async with connection.begin():
                 if self._options.has_transaction_pooler:
-                    await self._limit_transaction(connection)
+                    await self.execute(connection, self._options.limit_transaction())
                 yield connection
                 self._count()
-
-    async def _limit_transaction(self, connection: AsyncConnection) -> None:
-        settings = ", ".join(
-            f"set_config('{name}', '{value}', true)" for name, value in self._options.time_outs().items()
-        )
-        await self.execute(connection, f"SELECT {settings}")
 
     @asynccontextmanager
     async def _checked_out(self) -> AsyncIterator[AsyncConnection]:
