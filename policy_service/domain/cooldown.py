@@ -146,7 +146,7 @@ def is_fresh(row: ConnectionState, started_at: Instant) -> bool:
     the row stands for it, so that no success clears a wait that was stated after its call began.
     """
     prolonged_at = None if row.rate_limited_until is None else row.last_event_at
-    return started_at >= max(row.last_error_at or started_at, prolonged_at or started_at)
+    return all(at is None or started_at >= at for at in (row.last_error_at, prolonged_at))
 
 
 # -- writing -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policy_service.domain import lease
 from policy_service.domain.lease import EndReason, Fence, LeaseCall, LeaseResult, LeaseRow, LeaseRules, LeaseState
 
+pytestmark = pytest.mark.timeout(600)
+"""Two thousand examples on a busy machine."""
 EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 OWNERS, KEYS, CONNECTIONS = ("a", "b", "c"), ("k1", "k2"), ("c1", "c2", "c3")
 owners, keys, connections = st.sampled_from(OWNERS), st.sampled_from(KEYS), st.sampled_from(CONNECTIONS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,6 +23,8 @@ from policy_service.domain.policy import Policy
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
 
+pytestmark = pytest.mark.timeout(600)
+"""Two thousand examples on a busy machine."""
 EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 POLICY = Policy(Catalogue(providers=builtin_providers())).for_connection("gemini", "c1")
 PLACE = Place("gemini", "c1", "m", POLICY.provider)

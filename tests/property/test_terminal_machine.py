@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,6 +23,8 @@ from policy_service.domain.policy import Policy
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
 
+pytestmark = pytest.mark.timeout(600)
+"""Two thousand examples on a busy machine."""
 EXAMPLES = int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200"))
 POLICY = Policy(Catalogue(providers=builtin_providers()))
 STATUSES = st.sampled_from([400, 401, 402, 403, 404, 408, 410, 413, 422, 429, 432, 500, 501, 502, 503, 504, 529])

@@ -80,6 +80,16 @@ def test_a_success_empties_timer_error_and_ladder_and_nothing_else() -> None:
     assert cooldown.recover(replace(FULL, test_status="banned"), replace(seen, test_status="banned")) is None
 
 
+def test_a_call_that_began_before_the_newest_failure_or_while_a_timer_was_prolonged_clears_nothing() -> None:
+    first = ConnectionState("p", "c", last_error_at=0)
+    assert [cooldown.is_fresh(first, at) for at in (-1, 0)] == [False, True]
+    prolonged = replace(FULL, last_event_at=2_000)
+    assert [cooldown.is_fresh(prolonged, at) for at in (1_999, 2_000)] == [False, True]
+    assert cooldown.is_fresh(replace(prolonged, rate_limited_until=None), 1_000)
+    assert cooldown.is_fresh(replace(prolonged, last_event_at=None), 1_000)
+    assert cooldown.is_fresh(ConnectionState("p", "c", rate_limited_until=5), -9)
+
+
 @pytest.mark.parametrize(
     ("level", "error", "now", "score"), [(0, "", 60_000, 100), (3, "", 60_000, 70), (0, "x", 60_000, 80),
     (0, "", 59_999, 70), (1, "x", 59_999, 40), (9, "x", 59_999, 0)],
