@@ -158,8 +158,7 @@ class Bench:
         word = Path(module).stem
         weight: Counter[str] = Counter()
         for nodeid, count in entered.items():
-            file = nodeid.partition("::")[0]
-            weight[file] += count + 1_000_000 * (count > 0 and word in file)
+            weight[nodeid.partition("::")[0]] += count + 1_000_000 * (word in nodeid)
         best = {file for file, count in weight.most_common(NEAR_FILES) if count}
         found = self._cheapest(n for n in entered if n.partition("::")[0] in best)
         return self._affordable(sorted(found, key=lambda nodeid: word not in nodeid))

@@ -72,8 +72,10 @@ class Model:
         self.level = min(5, self.level + 1)
         return wait
 
-    def succeed(self, started: int) -> None:
-        fresh = self.failed_at is None or started >= self.failed_at
+    def succeed(self, started: int, heard_at: int) -> None:
+        """`heard_at`: newest event of the row; a timer that stands may have been prolonged by it."""
+        newest = max(self.failed_at or 0, heard_at if self.until is not None else 0)
+        fresh = started >= newest
         if fresh and not self.is_dead():
             self.until, self.level, self.status, self.failed_at = None, 0, "active", None
 
@@ -167,7 +169,7 @@ class ConnectionMachine(RuleBasedStateMachine):
         if generation != self.model.generation:
             assert self.row == before
         else:
-            self.model.succeed(started)
+            self.model.succeed(started, before.last_event_at or 0)
 
     @precondition(lambda self: self.model.generation > 1)
     @rule(status=st.sampled_from([503, 429, 401, 402]), hint=st.sampled_from([0, 60]))
