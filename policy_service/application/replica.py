@@ -161,7 +161,7 @@ class Replica:
             self.commit,
             self.freshness,
             settings.name,
-            Endings(self.view, self.grants, self.permits, self.pin_reports, LeaseReports(self.leases)),
+            Endings(self.view, self.clock, self.grants, self.permits, self.pin_reports, LeaseReports(self.leases)),
             self.wall,
         )
         self.follower = Follower(

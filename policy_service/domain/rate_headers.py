@@ -18,6 +18,10 @@ _REMAINING = (
 )
 _RESET = ("x-ratelimit-reset-requests", "anthropic-ratelimit-requests-reset", "x-ratelimit-reset", "ratelimit-reset")
 
+_OVER_LIMIT = "x-ratelimit-over-limit"
+"""Soft: the call was served, the next ones may not be."""
+_YES = frozenset({"1", "true", "yes"})
+
 
 def rate_evidence(
     headers: Mapping[str, str],
@@ -25,14 +29,14 @@ def rate_evidence(
     *,
     status: int | None = None,
     body_hint_ms: DurationMs | None = None,
-    over_limit: bool = False,
+    body_cap: tuple[float, DurationMs] | None = None,
 ) -> RateEvidence:
     """Evidence of one answer; unreadable numbers are absent.
 
     Args:
         headers: lower-case names, first value each.
         body_hint_ms: waiting time that the body states.
-        over_limit: the answer says that the account is above a soft limit.
+        body_cap: (count, window) that the body states.
     """
     return RateEvidence(
         status=status,
@@ -40,7 +44,8 @@ def rate_evidence(
         remaining=_number(headers, _REMAINING),
         reset_ms=_reset(headers, now),
         body_hint_ms=body_hint_ms,
-        over_limit=over_limit,
+        over_limit=headers.get(_OVER_LIMIT, "").strip().lower() in _YES,
+        body_cap=body_cap,
     )
 
 

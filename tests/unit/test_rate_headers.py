@@ -8,16 +8,41 @@ import pytest
 
 from policy_service.domain.queue_learning import RateEvidence
 from policy_service.domain.rate_headers import rate_evidence
+from policy_service.domain.rate_texts import body_cap
 
 LIMITS = ("x-ratelimit-limit-requests", "anthropic-ratelimit-requests-limit", "x-ratelimit-limit", "ratelimit-limit")
 
 
 def test_every_field_of_the_evidence_is_filled() -> None:
     headers = {"x-ratelimit-limit": "60", "ratelimit-remaining": "5", "ratelimit-reset": "30"}
-    assert rate_evidence(headers, 0, status=429, body_hint_ms=7, over_limit=True) == RateEvidence(
-        status=429, limit=60.0, remaining=5.0, reset_ms=30_000, body_hint_ms=7, over_limit=True
+    flagged = {**headers, "x-ratelimit-over-limit": "Yes"}
+    assert rate_evidence(flagged, 0, status=429, body_hint_ms=7, body_cap=(3, 1_000)) == RateEvidence(
+        status=429, limit=60.0, remaining=5.0, reset_ms=30_000, body_hint_ms=7, over_limit=True, body_cap=(3, 1_000)
     )
     assert rate_evidence({}, 0) == RateEvidence()
+    assert rate_evidence({"x-ratelimit-over-limit": "no"}, 0) == RateEvidence()
+
+
+@pytest.mark.parametrize(
+    ("text", "cap"),
+    [
+        ("You may send 10 requests per minute.", (10, 60_000)),
+        ("429: 5 per 1 minute", (5, 60_000)),
+        ("Limit of 3 API calls per 30 seconds reached", (3, 30_000)),
+        ("20 req/min, 500 req/day", (20, 60_000)),
+        ("allows 100 requests/1h", (100, 3_600_000)),
+        ("40000 tokens per minute, 3 requests per hour", (3, 3_600_000)),
+        ("40000 tokens per minute", None),
+        ("$5 per day", None),
+        ("1.5 requests per second", None),
+        ("0 requests per minute", None),
+        ("10 requests per user", None),
+        ("try again in 10 seconds", None),
+        ("2024/10/10 10:00", None),
+    ],
+)
+def test_a_limit_is_read_from_a_text_where_it_counts_requests(text: str, cap: tuple[int, int] | None) -> None:
+    assert body_cap(text) == cap
 
 
 @pytest.mark.parametrize(
