@@ -18,6 +18,7 @@ from policy_service.domain.classification import classify
 from policy_service.domain.connection_state import TERMINAL_STATES, ConnectionState
 from policy_service.domain.facts import Cause, Fact, FactLog
 from policy_service.domain.ids import Generations
+from policy_service.domain.lockout import FamilyPoolState
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import Key, Row, StateBook
@@ -55,6 +56,11 @@ class TerminalMachine(RuleBasedStateMachine):
     def row(self) -> ConnectionState:
         return StateBook(self.rows).get(ConnectionState, self.provider, "c1")
 
+    def family_waits(self, model: str) -> bool:
+        """A model whose family pool waits ends the evaluation before any text is believed (section 4, step 4)."""
+        pools = (row for row in self.rows.values() if isinstance(row, FamilyPoolState))
+        return bool(model) and any((pool.limited_until or 0) > self.now for pool in pools)
+
     def log(self) -> FactLog:
         self.events += 1
         return FactLog(Cause(f"e{self.events}", self.now))
@@ -86,11 +92,11 @@ class TerminalMachine(RuleBasedStateMachine):
 
     @rule(status=STATUSES, text=TEXTS, model=st.sampled_from(["", "m"]), persist=st.booleans())
     def a_failure_arrives(self, status: int, text: str, model: str, persist: bool) -> None:
-        before = self.row
+        before, waits = self.row, self.family_waits(model)
         self.fail(status, text, model, persist=persist)
         if before.is_terminal:
             assert self.row == before
-        if "account has been disabled" in text:
+        if "account has been disabled" in text and not waits:
             assert self.row.is_terminal
         if status in (502, 503, 504, 529) and text in ("", "rate limit", "overloaded") and not before.is_terminal:
             assert not self.row.is_terminal
