@@ -30,6 +30,8 @@ class Admission:
     """Permits to carry in the decision; empty where none is needed."""
     expires_at: Instant | None = None
     """Earliest expiry of the permits."""
+    decision_id: str = ""
+    """Decision that the permits were granted to: an earlier one for a repeated request."""
     reason: Refusal | None = None
     retry_after_ms: DurationMs | None = None
     facts: tuple[Fact, ...] = ()
@@ -49,6 +51,7 @@ def acquire_probe(
         request: permit id, replica and decision; the id repeated answers with the same permit.
         facts: gets the entry to HALF_OPEN where this act stores it.
     """
+    decision_id = ""
     granted: list[ProbeRef] = []
     expiries: list[Instant] = []
     for part in _parts(target, policy):
@@ -63,9 +66,10 @@ def acquire_probe(
             )
         if result.permit is not None:
             permit = result.permit
+            decision_id = decision_id or permit.decision_id
             granted.append(ProbeRef(permit.id, after.name, permit.generation, permit.round))
             expiries.append(permit.expires_at)
-    return Admission(True, tuple(granted), min(expiries, default=None), facts=tuple(facts.facts))
+    return Admission(True, tuple(granted), min(expiries, default=None), decision_id, facts=tuple(facts.facts))
 
 
 def acquire_early(

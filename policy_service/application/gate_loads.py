@@ -44,11 +44,12 @@ class GateLoads:
     def note(self, counts: Mapping[str, GateCount]) -> None:
         """Take the loads that a transaction left."""
         for key, count in counts.items():
-            if self._loads.get(key, NOTHING) != count:
+            known = self._loads.get(key, NOTHING)
+            if known != count:
+                self.version += known[:2] != count[:2]
                 self._set(key, count)
 
     def _set(self, key: str, count: GateCount) -> None:
-        self.version += 1
         if count == NOTHING:
             self._loads.pop(key, None)
         else:

@@ -64,6 +64,8 @@ class Granted:
     waited_ms: DurationMs = 0
     answer: PermitRefusal | None = None
     """What the gate itself says where it refused."""
+    decision_id: str = ""
+    """The decision that the permits belong to: for a repeated request that of the first answer (fleet.md section 1)."""
 
 
 class Grants:
@@ -118,24 +120,30 @@ class Grants:
         if held.refusal is not None or not probing:
             return held
         try:
-            granted = await self.acquire_probe(target, request, decision_id)
+            granted = await self.acquire_probe(target, request, held.decision_id or decision_id)
         except BaseException:
             self.give_back(held)
             raise
         if granted.refusal is not None:
             self.give_back(held)
             return granted
-        return replace(granted, permits=(*held.permits, *granted.permits), permit_use=held.permit_use)
+        return replace(
+            granted,
+            permits=(*held.permits, *granted.permits),
+            permit_use=held.permit_use,
+            decision_id=held.decision_id or granted.decision_id,
+        )
 
     async def _pass_gates(
         self, target: Target, request: SelectRequest, passage: Passage, line_ms: DurationMs
     ) -> Granted:
         if not passage.gates:
             return Granted()
-        is_full = any(self._permits.loads.is_full(gate.key, gate.limit) for gate in passage.gates)
-        if is_full and line_ms <= 0 and not request.is_retry_safe:
+        loads = self._permits.loads
+        full = [gate.key for gate in passage.gates if loads.is_full(gate.key, gate.limit)]
+        if full and line_ms <= 0 and not request.is_retry_safe:
             # Known to be full, and no repeated call that may hold a place already: the transaction would say the same.
-            return Granted(refusal=Exclusion(target, "concurrency_cap"))
+            return Granted(refusal=Exclusion(target, "concurrency_cap", loads.of(full[0]).first_end))
         ask = PermitAsk(
             passage,
             _call_id(request),
@@ -147,7 +155,11 @@ class Grants:
         outcome = await self._permits.acquire(ask)
         if outcome.is_held:
             return Granted(
-                permits=outcome.grants, at=outcome.at, permit_use=PermitUse.HELD, waited_ms=outcome.waited_ms
+                permits=outcome.grants,
+                at=outcome.at,
+                permit_use=PermitUse.HELD,
+                waited_ms=outcome.waited_ms,
+                decision_id=_digest("decision", outcome.grants[0].permit_id),
             )
         refusal = outcome.refusal
         wait_s = refusal.retry_after_s if refusal else None
@@ -321,8 +333,12 @@ def _call_id(request: SelectRequest) -> str:
 
 def _permit_id(request_id: str, target: Target) -> str:
     """Derived from the request, so that a repeated call finds its own permit."""
+    return _digest(request_id, target.provider)
+
+
+def _digest(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (request_id, target.provider):
+    for part in parts:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
 
@@ -335,4 +351,4 @@ def _granted(admission: Admission, target: Target, now: Instant) -> Granted:
         PermitGrant(ref.permit_id, PermitKind.PROBE, ref.breaker_key, admission.expires_at or now)
         for ref in admission.probes
     )
-    return Granted(admission.probes, permits, now)
+    return Granted(admission.probes, permits, now, decision_id=admission.decision_id)

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from policy_service.domain.gates import Gate, GateBook, PermitRow, PermitState
 from policy_service.domain.ids import DurationMs, Instant
-from policy_service.domain.line import needs_own_replica, next_change_at
+from policy_service.domain.line import earliest_expiry, needs_own_replica, next_change_at
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,6 +59,8 @@ class GateCount(NamedTuple):
 
     held: int
     waiting: int
+    first_end: Instant | None = None
+    """Earliest expiry of a held permit."""
 
 
 class GateStatus(NamedTuple):
@@ -66,7 +68,6 @@ class GateStatus(NamedTuple):
 
     gate: Gate
     load: GateCount
-    earliest_expiry_at: Instant | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def committed(value: T, locked: Locked, replica: str) -> PermitCommit[T]:
         value,
         locked.now,
         changed,
-        {key: GateCount(book.held(key), book.waiting(key)) for key in book.gates},
+        {key: GateCount(book.held(key), book.waiting(key), earliest_expiry(book.rows(key))) for key in book.gates},
         next_change_at(book, locked.now),
         frozenset(_concerned(book, changed)) - {replica, ""},
     )

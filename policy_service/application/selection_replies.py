@@ -83,6 +83,8 @@ class Replies:
         self, s: Selection, position: int, granted: Granted | None = None, claimed: Claimed | None = None
     ) -> SelectAnswer:
         """Go to the entry at `position`, with what was granted and the lease that was claimed."""
+        if granted is not None and granted.decision_id:
+            s.decision_id = granted.decision_id
         verdict = self._verdict(s, position, granted, claimed)
         request = s.request
         started = claimed.at if claimed else granted.at if granted and granted.at else s.now

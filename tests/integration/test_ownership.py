@@ -102,7 +102,11 @@ async def test_a_cap_of_one_is_one_over_two_replicas_and_a_final_report_frees_it
         assert second.dispatch.target.connection == "two"
         assert [e.reason_text for e in second.exclusions] == ["concurrency_cap"]
         full = await two.SelectTarget(route("only-capped"))
-        assert full.reject.http_status in (429, 503)
+        assert full.reject.http_status == 429
+        assert 1_000 <= full.reject.retry_after_ms <= 3_600_000
+        known = await two.SelectTarget(route("only-capped"))
+        assert (known.reject.http_status, known.reject.code) == (429, full.reject.code)
+        assert 1_000 <= known.reject.retry_after_ms <= 3_600_000
         await two.ReportOutcome(final(first))
         async with asyncio.timeout(5):
             while (again := await one.SelectTarget(route("only-capped"))).WhichOneof("verdict") != "dispatch":
@@ -115,6 +119,7 @@ async def test_a_repeated_request_id_gets_the_same_permit(tmp_path: Path, embedd
         first = await stub.SelectTarget(route("only-capped", request_id="same"))
         again = await stub.SelectTarget(route("only-capped", request_id="same"))
         assert again.dispatch.permits[0].permit_id == first.dispatch.permits[0].permit_id
+        assert again.decision_id == first.decision_id
 
 
 async def test_a_request_without_a_route_waits_in_line_for_its_turn(tmp_path: Path, embedded_url: str) -> None:

@@ -275,7 +275,7 @@ async def test_loads_follow_the_transactions_of_this_replica_at_once_and_of_othe
     await two.release([permit_id(held)])
     assert not two.loads.is_full("g", 1)
     await one.loads.refresh()
-    assert one.loads.of("g") == (0, 0)
+    assert one.loads.of("g") == (0, 0, None)
     world.time.at += IDLE_MS
     assert not one.loads.is_watched
 

@@ -179,6 +179,7 @@ async def test_a_repeated_request_id_gets_its_own_permit_again(database: MemoryD
         assert first.token is not None
         assert again.token is not None
         assert again.token.probes == first.token.probes
+        assert again.token.decision_id == first.token.decision_id
         assert isinstance(other.verdict, Reject)
 
 

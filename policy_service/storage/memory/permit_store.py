@@ -137,7 +137,10 @@ class MemoryPermitStore:
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:
         shared = self._call()
         book = GateBook((), shared.live())
-        return {key: GateCount(book.held(key), book.waiting(key)) for key in {row.gate for row in book.rows()}}
+        return {
+            key: GateCount(book.held(key), book.waiting(key), earliest_expiry(book.rows(key)))
+            for key in {row.gate for row in book.rows()}
+        }
 
     async def list(self, prefix: str, *, timeout_ms: DurationMs) -> Sequence[GateStatus]:
         shared = self._call()
@@ -147,10 +150,7 @@ class MemoryPermitStore:
             for key, stored in sorted(shared.gates.items())
             if key.startswith(prefix) and (key in counts or stored.gate.is_blocked(now))
         )
-        return [
-            GateStatus(gate, counts.get(gate.key, GateCount(0, 0)), earliest_expiry(self._of(gate.key)))
-            for gate in shown
-        ]
+        return [GateStatus(gate, counts.get(gate.key, GateCount(0, 0))) for gate in shown]
 
     def _of(self, key: str) -> Iterable[PermitRow]:
         return (row for row in self.shared.live() if row.gate == key)

@@ -112,7 +112,7 @@ SELECT DISTINCT gate FROM permit, clock WHERE ended_at IS NULL AND {_IS_DUE} ORD
 _COUNTS = """
 SELECT gate, count(*) FILTER (WHERE state = 'HELD') AS held, count(*) FILTER (WHERE state = 'WAITING') AS waiting,
   min(expires_at) FILTER (WHERE state = 'HELD') AS first FROM permit WHERE ended_at IS NULL GROUP BY gate"""
-COUNTS = f"SELECT gate, held, waiting FROM ({_COUNTS}) AS c"
+COUNTS = f"SELECT gate, held, waiting, first FROM ({_COUNTS}) AS c"
 LIST = f"""
 SELECT g.key, g.slots, g.depth, g.blocked_until, g.pace::text, g.configured::text, g.revision, coalesce(c.held, 0),
   coalesce(c.waiting, 0), c.first

@@ -129,11 +129,11 @@ class PostgresPermitStore:
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:
         rows = await self._query(sql.COUNTS, timeout_ms=timeout_ms)
-        return {gate: GateCount(held, waiting) for gate, held, waiting in rows}
+        return {row[0]: GateCount(*row[1:]) for row in rows}
 
     async def list(self, prefix: str, *, timeout_ms: DurationMs) -> Sequence[GateStatus]:
         rows = await self._query(sql.LIST, prefix, timeout_ms=timeout_ms)
-        return [GateStatus(_gate(row[:7]).gate, GateCount(row[7], row[8]), row[9]) for row in rows]
+        return [GateStatus(_gate(row[:7]).gate, GateCount(*row[7:10])) for row in rows]
 
     async def overdue(self, *, timeout_ms: DurationMs) -> Sequence[str]:
         return [row[0] for row in await self._query(sql.OVERDUE, timeout_ms=timeout_ms)]

@@ -326,7 +326,7 @@ def gate_view(status: GateStatus) -> admin_pb2.GateView:
         limit=gate.limit,
         held=status.load.held,
         waiting=status.load.waiting,
-        earliest_expiry_at_unix_ms=status.earliest_expiry_at,
+        earliest_expiry_at_unix_ms=status.load.first_end,
         blocked_until_at_unix_ms=gate.blocked_until,
         kind=PERMIT_KIND.number(kind),
     )
