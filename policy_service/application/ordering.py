@@ -8,7 +8,7 @@ from policy_service.application.errors import UnknownStrategyError
 from policy_service.application.pools import Pool
 from policy_service.application.ports import Entropy
 from policy_service.application.rotation import BoundedStates
-from policy_service.domain.strategies import ROUTE_STRATEGIES, priority, round_robin, weighted
+from policy_service.domain.strategies import IMPLEMENTED_STRATEGIES, priority, round_robin, weighted
 from policy_service.domain.strategies.round_robin import Rotation
 
 
@@ -23,7 +23,7 @@ class Ordering:
         """Eligible positions in order of preference, and the rotation to keep if the answer is used.
 
         Raises:
-            UnknownStrategyError: the pool's strategy is none of the known names.
+            UnknownStrategyError: the pool's strategy is none that this release implements.
         """
         name = pool.strategy
         if name in ("priority", "fill-first"):
@@ -32,7 +32,7 @@ class Ordering:
             return weighted.order(eligible, pool.weights, self._entropy.draw()), None
         if name == "round-robin":
             return self._rotate(pool, eligible)
-        raise UnknownStrategyError(name, ROUTE_STRATEGIES)
+        raise UnknownStrategyError(name, IMPLEMENTED_STRATEGIES)
 
     def keep(self, pool: Pool, rotation: object | None) -> None:
         """Remember the rotation of a used answer."""
@@ -40,6 +40,4 @@ class Ordering:
             self._rotations.put(pool.route, rotation)
 
     def _rotate(self, pool: Pool, eligible: Sequence[int]) -> tuple[Sequence[int], Rotation]:
-        limit = pool.options.get("sticky_round_robin_limit")
-        sticky = limit if isinstance(limit, int) else round_robin.DEFAULT_STICKY_LIMIT
-        return round_robin.order(eligible, pool.size, self._rotations.get(pool.route), sticky)
+        return round_robin.order(eligible, pool.size, self._rotations.get(pool.route), pool.sticky_limit)

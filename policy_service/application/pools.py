@@ -16,6 +16,7 @@ from policy_service.domain.catalogue import Route
 from policy_service.domain.ids import AuthClass, ConnectionId, ModelId, ProviderId, Target
 from policy_service.domain.policy import Policy
 from policy_service.domain.strategies import DEFAULT_STRATEGY
+from policy_service.domain.strategies.round_robin import DEFAULT_STICKY_LIMIT
 
 if TYPE_CHECKING:
     from policy_service.application.gating import Gated
@@ -41,6 +42,8 @@ class Pool:
     """Caps stated with inline candidates; empty where none states one."""
     quota_only: frozenset[int] = frozenset()
     """Entries that let only a quota failure go on to the next one (strategy priority)."""
+    sticky_limit: int = DEFAULT_STICKY_LIMIT
+    """Requests that a target serves in a row (strategy round-robin)."""
     gated: Gated | None = None
     """Newest gate result; kept by `Gating` while nothing changes."""
 
@@ -127,7 +130,13 @@ class Pools:
             route.options,
             (),
             frozenset(i for i, t in enumerate(targets) if t.fallback_only_on_quota),
+            self._sticky_limit(route),
         )
+
+    def _sticky_limit(self, route: Route) -> int:
+        """The route's own option, else the setting."""
+        own = route.options.get("sticky_round_robin_limit")
+        return own if isinstance(own, int) else int(self.policy.setting("strategies.sticky_round_robin_limit"))
 
     def _expand(self, provider: str, connection: str, model: str) -> tuple[Target, ...]:
         declared = () if connection else self._by_provider.get(provider, ())

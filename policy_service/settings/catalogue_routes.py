@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from policy_service.domain.policy import Policy
-from policy_service.domain.strategies import ROUTE_STRATEGIES
+from policy_service.domain.strategies import IMPLEMENTED_STRATEGIES, ROUTE_STRATEGIES
 from policy_service.settings.catalogue_entries import Entries, target_provider
 from policy_service.settings.catalogue_models import RouteEntry, TargetEntry
 from policy_service.settings.catalogue_names import Known, some
@@ -47,7 +47,15 @@ def _weights(entries: Entries, place: Location, entry: RouteEntry) -> None:
 
 def _strategy_name(entries: Entries, place: Location, entry: RouteEntry) -> None:
     name = entry.strategy
-    if not name or name in ROUTE_STRATEGIES or (name == QUOTA_SHARE and entry.name.startswith(QUOTA_SHARE_PREFIX)):
+    if not name or name in IMPLEMENTED_STRATEGIES:
+        return
+    if name in ROUTE_STRATEGIES or (name == QUOTA_SHARE and entry.name.startswith(QUOTA_SHARE_PREFIX)):
+        allowed = ", ".join(IMPLEMENTED_STRATEGIES)
+        text, remedy = (
+            "not implemented yet: every selection by this route is refused (UNKNOWN_STRATEGY)",
+            "use one of them",
+        )
+        entries.warn(place, Problem(join(place), text, shown(name), allowed, remedy))
         return
     allowed = ", ".join(ROUTE_STRATEGIES)
     remedy = did_you_mean(name, ROUTE_STRATEGIES) or "use a name of the list; names are exact"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import Policy
-from policy_service.domain.strategies import ROUTE_STRATEGIES
+from policy_service.domain.strategies import IMPLEMENTED_STRATEGIES, ROUTE_STRATEGIES
 from policy_service.settings.catalogue_file import builtin_catalogue, load_catalogue, load_catalogue_file, overlay
 from policy_service.settings.catalogue_models import catalogue_schema, whole_cap
 from policy_service.settings.problems import ConfigError, Problem
@@ -319,6 +319,15 @@ def test_an_unlisted_provider_takes_the_defaults_with_a_warning() -> None:
     loaded = load_catalogue("connections: [{id: x, provider: opnai, auth_class: api_key}]")
 
     assert [warning.remedy for warning in loaded.warnings] == ["did you mean openai?"]
+
+
+@pytest.mark.parametrize("strategy", [*ROUTE_STRATEGIES, "quota-share"])
+def test_a_route_whose_strategy_is_refused_by_every_selection_draws_a_warning(strategy: str) -> None:
+    route = f"routes: [{{name: qtSd/r, strategy: {strategy}, targets: [{{connection: a}}]}}]"
+    found = [(warning.path, warning.allowed) for warning in load_catalogue(BASE + route).warnings]
+
+    is_fine = strategy in IMPLEMENTED_STRATEGIES
+    assert found == ([] if is_fine else [("routes[0].strategy", ", ".join(IMPLEMENTED_STRATEGIES))])
 
 
 def test_a_lease_scope_without_connections_draws_a_warning() -> None:

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import Descriptor
 
 from policy_service.domain import classification, guards, rule_linter, verdict
 from policy_service.domain.settings import REGISTRY
+from policy_service.domain.strategies import IMPLEMENTED_STRATEGIES, ROUTE_STRATEGIES
 from policy_service.generated.policy.v1 import (
     admin_pb2,
     lease_pb2,
@@ -141,6 +142,13 @@ def _attributes_read() -> frozenset[str]:
 def test_yaml_that_is_only_shown_is_yaml(page: Page) -> None:
     for block in page.blocks("yaml shape"):
         assert list(yaml.safe_load_all(block.text))
+
+
+def test_the_readme_names_every_strategy_that_is_refused() -> None:
+    found = re.search(r"refused with UNKNOWN_STRATEGY: (.*?)\.", Page(ROOT / "README.md").text, re.DOTALL)
+    assert found
+    refused = {*ROUTE_STRATEGIES, "quota-share"} - set(IMPLEMENTED_STRATEGIES)
+    assert set(re.findall(r"`([\w-]+)`", found[1])) == refused
 
 
 def test_every_mechanism_has_its_page() -> None:

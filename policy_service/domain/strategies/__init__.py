@@ -27,4 +27,7 @@ ROUTE_STRATEGIES = (
 )
 """Valid names in the order in which an error lists them (spec/strategies.md section 1)."""
 
+IMPLEMENTED_STRATEGIES = ("priority", "weighted", "round-robin", "fill-first")
+"""Those that this release orders by; a selection with any other is refused."""
+
 DEFAULT_STRATEGY = "priority"
