@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policy_service.application.admin import store_lost
 from policy_service.application.admin_listings import BreakerView, Counts, Listings
 from policy_service.application.convergence import ConvergenceSummary
 from policy_service.application.errors import NotFoundError
 from policy_service.application.freshness import Freshness
+from policy_service.application.lease_book import LeaseBook
+from policy_service.application.permits import Permits
 from policy_service.application.ports import Clock, FactPage, Store, StoreUnavailableError
 from policy_service.application.view import View
 from policy_service.domain.connection_state import TERMINAL_STATES
@@ -19,8 +23,18 @@ from policy_service.domain.ids import DurationMs
 
 PING_MS: DurationMs = 500
 """Longest wait for the database when it is asked for its condition."""
+COUNT_MS: DurationMs = 1_000
+"""Longest wait for the counts of leases and permits."""
 EXPLAINED = 10_000
 """Most facts of one decision that are read."""
+
+
+class Owned(NamedTuple):
+    """What the fleet has given out exactly. Permits count once a gate."""
+
+    active_leases: int = 0
+    held_permits: int = 0
+    waiting_permits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class Health:
     view_age_ms: DurationMs
     breakers: tuple[BreakerView, ...]
     counts: Counts
+    owned: Owned
     spooled_events: int
     convergence: ConvergenceSummary
 
@@ -56,7 +71,12 @@ class HealthAdmin:
         replica: str,
         spooled: Callable[[], int],
         convergence: Callable[[], ConvergenceSummary],
+        leases: LeaseBook,
+        permits: Permits,
     ) -> None:
+        self._leases = leases
+        self._permits = permits
+        self._owned = Owned()
         self._convergence = convergence
         self._store = store
         self._view = view
@@ -67,8 +87,10 @@ class HealthAdmin:
         self._spooled = spooled
 
     async def health(self) -> Health:
-        """The condition now; asks the database once and never fails."""
+        """The condition now; asks the database for its time and what it has given out, and never fails."""
         latency = await self._ping()
+        if latency is not None:
+            await self._count_owned()
         age, reasons = self._freshness.stamp(self._clock.now())
         is_well = latency is not None and not reasons
         return Health(
@@ -80,6 +102,7 @@ class HealthAdmin:
             view_age_ms=age,
             breakers=tuple(each for each in self._listings.breakers() if each.state != "CLOSED" or each.control),
             counts=self._listings.counts(),
+            owned=self._owned,
             spooled_events=self._spooled(),
             convergence=self._convergence(),
         )
@@ -90,6 +113,20 @@ class HealthAdmin:
         except StoreUnavailableError:
             return None
         return max(0, round(sample.received_ms - sample.sent_ms))
+
+    async def _count_owned(self) -> None:
+        """Without the stores the last counts stay."""
+        try:
+            async with asyncio.timeout(COUNT_MS / 1000):
+                sight = await self._leases.active()
+                gates = await self._permits.list_gates()
+        except (StoreUnavailableError, TimeoutError):
+            return
+        self._owned = Owned(
+            sum(row.is_active(sight.now) for row in sight.rows),
+            sum(gate.load.held for gate in gates),
+            sum(gate.load.waiting for gate in gates),
+        )
 
 
 class FactsAdmin:

@@ -18,6 +18,7 @@ from policy_service.domain.lockout import FamilyPoolState, ModelLockState
 from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import R, Row
+from policy_service.domain.usage_wall_state import Lane, is_lane_active
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,11 @@ class StatePage(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Blocks in force."""
+    """Blocks and usage-wall lanes in force."""
 
     cooling_connections: int
     model_lockouts: int
+    active_lanes: int
 
 
 class Listings:
@@ -120,10 +122,11 @@ class Listings:
         return StatePage(tuple(found[:limit]), more, max(0, now - self._view.as_of))
 
     def counts(self) -> Counts:
-        """How much is out of use."""
+        """How much is out of use, or served beyond its usage wall."""
         now = self._clock.now()
         cooling = sum(cooldown.is_cooling(row, now) for row in self._rows(ConnectionState))
-        return Counts(cooling, sum(lockout.is_locked(row, now) for row in self._rows(ModelLockState)))
+        locked = sum(lockout.is_locked(row, now) for row in self._rows(ModelLockState))
+        return Counts(cooling, locked, sum(is_lane_active(lane, now) for lane in self._rows(Lane)))
 
     def _rows(self, kind: type[R], provider: str = "", connection: str = "") -> Iterator[R]:
         return (row for row in self._selected(provider, connection) if isinstance(row, kind))

@@ -66,6 +66,8 @@ def admin_use_cases(
             name,
             spooled,
             replica.follower.convergence.summary,
+            replica.leases,
+            replica.permits,
         ),
         facts=FactsAdmin(replica.store, view),
         report=replica.report,

@@ -8,20 +8,26 @@ from typing import Any
 
 import pytest
 
-from policy_service.application.admin import Actor
+from policy_service.application.admin import Actor, Acts
 from policy_service.application.admin_catalogue import CatalogueAdmin
-from policy_service.application.admin_health import FactsAdmin, HealthAdmin
+from policy_service.application.admin_health import FactsAdmin, HealthAdmin, Owned
 from policy_service.application.admin_listings import Listings
+from policy_service.application.entropy import SystemEntropy
 from policy_service.application.errors import (
     InvalidRequestError,
     NotFoundError,
     StoreLostError,
     VersionMismatchError,
 )
-from policy_service.application.ports import CatalogueRevision, StoreUnavailableError
+from policy_service.application.lease_book import LeaseTerms
+from policy_service.application.permit_work import Passage, PermitAsk
+from policy_service.application.ports import CatalogueRevision, Scope, StoreUnavailableError
 from policy_service.application.replica import Replica
 from policy_service.bootstrap.operations import documents, patch_by_rest_names
 from policy_service.domain.facts import Fact
+from policy_service.domain.gates import Gate
+from policy_service.domain.lease import LeaseCall
+from policy_service.domain.usage_wall_state import Lane
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import FakeTime, failure, make_replica, report, running
 
@@ -34,6 +40,7 @@ callers:
 settings:
   breaker.half_open_probes: 2
 """ % ("0" * 64)
+SLOT = Passage((Gate("g", 1),))
 KEY_TEXTS = ("key_sha256", "0" * 64)
 
 
@@ -57,6 +64,8 @@ class Operated:
             name,
             lambda: 4,
             replica.follower.convergence.summary,
+            replica.leases,
+            replica.permits,
         )
 
     async def load(self, text: str = DOCUMENT, *, force: bool = False) -> tuple[int, bool]:
@@ -65,6 +74,12 @@ class Operated:
 
     def value(self, name: str) -> tuple[Any, str]:
         return next((each.value, each.source) for each in self.catalogue.settings().settings if each.name == name)
+
+    async def accept_lane(self, provider: str, connection: str, *, ends_at: int) -> None:
+        acts = Acts(self.store, self.replica.view, SystemEntropy(1), "r1")
+        lane = Lane(provider, connection, resets_at_s=ends_at // 1_000, accepted_at=self.time.ms)
+        owners = frozenset({provider})
+        await acts.act(Scope(owners, whole_providers=owners), ALICE, lambda book, *_: book.put(lane))
 
     async def recorded(self) -> list[Fact]:
         page = await self.facts.list_facts(100, mechanism="catalogue")
@@ -285,6 +300,28 @@ async def test_health_is_degraded_without_the_store_and_unavailable_without_a_vi
         with pytest.raises(StoreUnavailableError):
             await fleet.store.read_clock(timeout_ms=1)
         fleet.store.is_away = False
+
+
+async def test_health_counts_leases_permits_and_lanes_and_keeps_the_counts_without_the_store() -> None:
+    fleet = Operated()
+    async with running(fleet.replica) as replica:
+        call = LeaseCall("owner", "team", ttl_ms=60_000, connection_id="a")
+        await replica.leases.acquire(call, LeaseTerms())
+        await replica.permits.acquire(PermitAsk(SLOT, "held"))
+        waiting = asyncio.create_task(replica.permits.acquire(PermitAsk(SLOT, "waiting")))
+        while not replica.permits.loads.of("g").waiting:
+            await asyncio.sleep(0.01)
+        await fleet.accept_lane("claude", "c1", ends_at=fleet.time.ms + 60_000)
+        await fleet.accept_lane("claude", "c2", ends_at=fleet.time.ms - 3_600_000)
+        seen = await fleet.health.health()
+        assert (seen.owned, seen.counts.active_lanes) == (Owned(1, 1, 1), 1)
+        fleet.store.is_away = True
+        assert (await fleet.health.health()).owned == Owned(1, 1, 1)
+        fleet.store.is_away = False
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        fleet.time.ms += 600_000
+        assert (await fleet.health.health()).owned.active_leases == 0
 
 
 async def test_facts_are_listed_page_by_page_newest_first() -> None:
