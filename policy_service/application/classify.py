@@ -16,7 +16,9 @@ from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import ConnectionPolicy, Policy
+from policy_service.domain.reading import lowered_text
 from policy_service.domain.restatement import restate
+from policy_service.domain.rules import first_match
 from policy_service.domain.success_faults import judge_success
 from policy_service.domain.verdict import Verdict, judge
 
@@ -56,6 +58,30 @@ def classify_lines(lines: Iterable[str], policy: Policy, now: Instant | None = N
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield json.dumps(_classify_line(line, number, policy, now), ensure_ascii=False)
+
+
+def compare_lines(lines: Iterable[str], before: Policy, after: Policy, now: Instant) -> Iterator[str | None]:
+    """Dry run of another catalogue: for each record {before, after} as JSON, None where nothing would change.
+
+    Both sides are verdicts as of `classify_lines`, with `configured_rule`: the rule of the catalogue that matches. It
+    may change a cooldown and leave the verdict.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            was, becomes = (_with_rule(line, number, policy, now) for policy in (before, after))
+            yield None if was == becomes else json.dumps({"before": was, "after": becomes}, ensure_ascii=False)
+
+
+def _with_rule(line: str, number: int, policy: Policy, now: Instant) -> dict[str, Any]:
+    answer = _classify_line(line, number, policy, now)
+    if "error" in answer:
+        return answer
+    attempt = _attempt(_parsed(line), now)
+    applies = policy.for_connection(attempt.raw.provider, attempt.raw.connection, attempt.raw.auth_class)
+    outcome = restated(parse_outcome(attempt.raw), applies)
+    match = first_match(outcome, applies, lowered_text(outcome))
+    rule = None if match is None else {"id": match.id, "scope": match.scope, "cooldown_ms": match.cooldown_ms}
+    return {**answer, "configured_rule": rule}
 
 
 def _classify_line(line: str, number: int, policy: Policy, now: Instant | None) -> dict[str, Any]:

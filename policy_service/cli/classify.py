@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from pathlib import Path
 from typing import TextIO
 
-from policy_service.application.classify import classify_lines
+from policy_service.application.classify import classify_lines, compare_lines
 from policy_service.cli import exit_codes
 from policy_service.cli.output import note, problems
 from policy_service.domain.policy import Policy
@@ -32,6 +33,29 @@ def run(catalogue: Path | None, lines: TextIO, out: TextIO) -> int:
     if unusable:
         note(f"{unusable} line(s) could not be used; their answers name the field and what to do")
     return exit_codes.FAILED if unusable else exit_codes.OK
+
+
+def dry_run(before: Path, after: Path | None, lines: TextIO, out: TextIO) -> int:
+    """Show the lines whose verdict another catalogue would change, and how many of how many they are.
+
+    Args:
+        before: catalogue in force.
+        after: catalogue to try; None: the built-in providers alone.
+
+    Raises:
+        ConfigError: one of the catalogues cannot be used.
+    """
+    old, new = load_policy(before), load_policy(after)
+    _tolerate(lines, "replace")
+    _tolerate(out, "backslashreplace")
+    changed = total = 0
+    for difference in compare_lines(lines, old, new, time.time_ns() // 1_000_000):
+        total += 1
+        if difference is not None:
+            changed += 1
+            out.write(difference + "\n")
+    note(f"would have changed {changed} of {total}")
+    return exit_codes.OK
 
 
 def load_policy(catalogue: Path | None) -> Policy:

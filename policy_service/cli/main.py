@@ -98,10 +98,15 @@ def bench(
 @app.command()
 def classify(
     catalogue: Annotated[Path | None, typer.Option(help="Catalogue file with providers, rules and settings.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Catalogue file in force now: show only what --catalogue would change.")
+    ] = None,
 ) -> None:
     """Say what the service would make of upstream errors: JSON lines on standard input, verdicts on standard output."""
-    from policy_service.cli.classify import run
+    from policy_service.cli.classify import dry_run, run
 
+    if compare is not None:
+        raise typer.Exit(dry_run(compare, catalogue, sys.stdin, sys.stdout))
     raise typer.Exit(run(catalogue, sys.stdin, sys.stdout))
 
 

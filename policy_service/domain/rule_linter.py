@@ -11,7 +11,6 @@ from typing import Final
 
 from policy_service.domain import rules, signals
 from policy_service.domain.catalogue import ErrorRule, OperatorRule, Provider, ProviderDirectory, RestatementRule
-from policy_service.domain.outcome import Outcome
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -45,16 +44,6 @@ class Finding:
     def level(self) -> str:
         """`error` rejects the change, `warning` does not."""
         return LEVELS[self.code]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A difference that new rules would have made for one past outcome."""
-
-    index: int
-    provider: str
-    before: str | None
-    after: str | None
 
 
 def lint(providers: Mapping[str, Provider], operator_rules: Sequence[OperatorRule] = ()) -> list[Finding]:
@@ -187,30 +176,6 @@ def _lint_markers(provider: Provider, rule: RestatementRule) -> list[Finding]:
 def is_generic_marker(marker: str) -> bool:
     """True if a restatement marker is a credits signal: it would turn an empty wallet into a short wait."""
     return signals.CREDITS.found_in(marker) or any(marker in phrase for phrase in signals.CREDITS.phrases)
-
-
-def would_change(
-    before: Sequence[OperatorRule],
-    after: Sequence[OperatorRule],
-    outcomes: Iterable[Outcome],
-    directory: ProviderDirectory,
-) -> list[Change]:
-    """Dry run: which of the past `outcomes` another operator rule, or none, would have decided."""
-    changes = []
-    for index, outcome in enumerate(outcomes):
-        old, new = (_deciding(listed, outcome, directory) for listed in (before, after))
-        if old != new:
-            changes.append(Change(index, outcome.provider, old, new))
-    return changes
-
-
-def _deciding(listed: Sequence[OperatorRule], outcome: Outcome, directory: ProviderDirectory) -> str | None:
-    provider = directory.canonical(outcome.provider)
-    own = (rule for rule in listed if directory.canonical(rule.provider) == provider)
-    for number, rule in enumerate(own, start=1):
-        if rules.matches_text(rule, outcome):
-            return rule.id or rules.operator_rule_id(number)
-    return None
 
 
 REMEDIES: Final[Mapping[str, str]] = {

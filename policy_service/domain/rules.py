@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from policy_service.domain.catalogue import ErrorRule, HeaderCondition, OperatorRule
+from policy_service.domain.catalogue import ErrorRule, HeaderCondition
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
-from policy_service.domain.reading import lowered_text
 from policy_service.domain.retry_hints import parse_resets_in
 
 OPERATOR_RULE_LIMIT: Final = 50
@@ -105,8 +104,3 @@ def _is_zero(number: str) -> bool:
         return float(number) == 0
     except ValueError:
         return False
-
-
-def matches_text(rule: OperatorRule, outcome: Outcome) -> bool:
-    """True if an operator rule applies to an outcome of its own provider (used by the dry run)."""
-    return rule.status == outcome.status and rule.match.lower() in lowered_text(outcome)

@@ -207,6 +207,27 @@ def test_classify_answers_each_line_in_order_with_the_knowledge_of_the_catalogue
     assert answers[1]["reason"] == "rate_limit" != answers[0]["reason"]
 
 
+def test_the_dry_run_shows_what_another_catalogue_would_have_changed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now, then = tmp_path / "now.yaml", tmp_path / "then.yaml"
+    now.write_text("rules: []\n", encoding="utf-8")
+    ruled = "rules: [{id: mine, provider: openai, status: 400, match: red, scope: connection, cooldown_ms: 9000}]"
+    then.write_text(MISSTATED + ruled, encoding="utf-8")
+    record = {"provider": "openai", "auth": "api_key", "model": "m", "status": 400}
+    lines = [json.dumps({**record, "id": name, "body": name}) for name in ("green haze", "purple haze", "red haze")]
+    feed(monkeypatch, ("\n\n".join(lines) + "\nnot json\n").encode())
+
+    ran = cli("classify", "--catalogue", str(then), "--compare", str(now))
+
+    change, same_verdict = map(json.loads, ran.out.splitlines())
+    assert ran.code == exit_codes.OK
+    assert (change["before"]["id"], change["after"]["reason"]) == ("purple haze", "rate_limit")
+    assert same_verdict["before"]["configured_rule"] is None
+    assert same_verdict["after"]["configured_rule"] == {"id": "mine", "scope": "connection", "cooldown_ms": 9000}
+    assert "would have changed 2 of 4" in ran.err
+
+
 def test_classify_refuses_an_unusable_catalogue_before_the_first_line(cli: Cli, tmp_path: Path) -> None:
     ran = cli("classify", "--catalogue", str(tmp_path / "none.yaml"))
 

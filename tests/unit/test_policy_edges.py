@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from policy_service.domain import setting_specs  # noqa: F401  (fills the registry)
-from policy_service.domain.catalogue import Catalogue, OperatorRule, Provider, ProviderDirectory
+from policy_service.domain.catalogue import Catalogue, Provider, ProviderDirectory
 from policy_service.domain.decision_record import Classification, DecisionRecord, Mode, Reason
 from policy_service.domain.gates import KEEP_ENDED_MS, Pace
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.outcome import UsageCounters
-from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import Policy
 from policy_service.domain.pool_guard import Member
 from policy_service.domain.profiles import (
@@ -27,7 +26,6 @@ from policy_service.domain.profiles import (
     TerminalProfile,
     WaitProfile,
 )
-from policy_service.domain.rule_linter import would_change
 from policy_service.domain.session_key import first_user_text
 from policy_service.domain.settings import SettingSources
 
@@ -42,15 +40,6 @@ def test_a_pattern_of_provider_names_matches_its_whole_text(name: str, found: st
         {each: Provider(id=each, auth_class=AuthClass.LOCAL) for each in ("*abc*", "local-*")}
     )
     assert (directory.get(name).auth_class is AuthClass.LOCAL) is bool(found)
-
-
-def test_an_operator_rule_without_an_id_is_numbered_within_its_provider_in_the_dry_run_too() -> None:
-    other, mine = (OperatorRule(provider=each, status=429, match="busy", scope="connection") for each in ("x", "acme"))
-    busy = parse_outcome(RawOutcome(provider="acme", status=429, body="busy"))
-    changes = would_change([], [other, mine], [busy], ProviderDirectory({}))
-    assert [(change.before, change.after) for change in changes] == [(None, "operator-rule-1")]
-    changes = would_change([mine], [mine, mine], [busy], ProviderDirectory({}))
-    assert changes == []
 
 
 @pytest.mark.parametrize(

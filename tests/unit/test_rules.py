@@ -13,7 +13,6 @@ from policy_service.domain.catalogue import (
     HeaderCondition,
     OperatorRule,
     Provider,
-    ProviderDirectory,
     RestatementRule,
 )
 from policy_service.domain.classification import classify, resolve
@@ -22,7 +21,7 @@ from policy_service.domain.ids import AuthClass
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import Policy
-from policy_service.domain.rule_linter import LEVELS, Finding, is_accepted, lint, lint_provider, would_change
+from policy_service.domain.rule_linter import LEVELS, Finding, is_accepted, lint, lint_provider
 from policy_service.domain.rules import header_holds
 from policy_service.settings.provider_data import builtin_providers
 
@@ -213,11 +212,3 @@ def test_every_code_has_a_level_and_every_finding_a_remedy() -> None:
     rules = [operator_rule(" ", 600, scope="provider", provider="x"), operator_rule("account_deactivated", 410)]
     findings = lint({"acme": provider(BUSY)}, rules)
     assert all(finding.remedy and LEVELS[finding.code] == finding.level for finding in findings)
-
-
-def test_the_dry_run_lists_the_outcomes_that_another_rule_would_decide() -> None:
-    past = [outcome(429, "busy"), outcome(429, "idle"), outcome(500, "busy")]
-    directory = ProviderDirectory({"acme": provider()})
-    changes = would_change([], [operator_rule(id="mine")], past, directory)
-    assert [(change.index, change.before, change.after) for change in changes] == [(0, None, "mine")]
-    assert would_change([operator_rule(id="mine")], [operator_rule(id="mine")], past, directory) == []
