@@ -48,12 +48,15 @@ def call(stub: Any, given: argparse.Namespace) -> Iterator[str]:
             attempt=attempt,
             target=target,
             final=attempt == len(answers) - 1,
+            headers=_headers(given),
             **_end(outcome),
         )
         answer = stub.ReportOutcome(request)
         yield f"attempt {attempt}: {_name(target)} {outcome}, next: {answer.action.kind_text}"
         yield from (_effect(each) for each in answer.effects)
         yield from (f"ignored: {text}" for text in answer.ignored_texts)
+        if answer.pin:
+            yield f"pin: {_word(policy_pb2.PinEffect, answer.pin)}"
         target = answer.action.next_target
 
 
@@ -72,17 +75,17 @@ def report(stub: Any, given: argparse.Namespace) -> Iterator[str]:
             report_id=uuid.uuid4().hex, elapsed_ms=5, final=True, body=given.body.encode(), **_end(given.outcome)
         )
         request.target.CopyFrom(types_pb2.Target(**_parts(given.target.replace("{n}", str(number)))))
-        for header in given.header:
-            name, _, value = header.partition("=")
-            request.headers.add(name=name, value=value)
+        request.headers.extend(_headers(given))
         request.details.egress_address = given.egress
+        request.details.sent_slow = given.slow
         answer = stub.ReportOutcome(request)
         yield from (_effect(each) for each in answer.effects)
     verdict = answer.verdict
     yield f"verdict: {verdict.reason_text or 'success'}, blamed on {verdict.scope_text}, rule {verdict.rule or 'none'}"
     if verdict.restated_status:
         yield f"restated: status {verdict.restated_status} by {verdict.rule_id}"
-    yield f"next: {answer.action.kind_text}, durable: {str(answer.durable).lower()}"
+    yield f"next: {answer.action.kind_text}{_how(answer)}, durable: {str(answer.durable).lower()}"
+    yield from (f"set {header.name}: {header.value}" for header in answer.action.set_headers)
     yield from (f"ignored: {text}" for text in answer.ignored_texts)
 
 
@@ -90,12 +93,23 @@ def _verdict(answer: Any) -> Iterator[str]:
     kind = answer.WhichOneof("verdict")
     if kind == "dispatch":
         mark = " (probe)" if answer.dispatch.probe else " (panic)" if answer.dispatch.panic else ""
+        mark += f" (pin {_word(policy_pb2.Affinity, answer.dispatch.affinity)})" if answer.dispatch.affinity else ""
+        mark += f" (waited {_seconds(answer.dispatch.waited_ms)})" if answer.dispatch.waited_ms >= 500 else ""
         yield " then ".join(map(_name, [answer.dispatch.target, *answer.dispatch.fallbacks])) + mark
+        yield from (f"set {header.name}: {header.value}" for header in answer.dispatch.set_headers)
     elif kind == "wait":
         yield f"wait {_seconds(answer.wait.wait_ms)}: {answer.wait.reason_text}"
     else:
         again = f", retry after {_seconds(answer.reject.retry_after_ms)}" if answer.reject.retry_after_ms else ""
         yield f"reject {answer.reject.http_status} {answer.reject.code}{again}"
+
+
+def _how(answer: Any) -> str:
+    """What the usage wall adds to the next step: how a retry came about, or why its lane ended."""
+    action = answer.action
+    if action.via:
+        return f" {action.via}" + (f" in {_seconds(action.delay_ms)}" if action.delay_ms else "")
+    return f" {action.reason}" if action.reason not in ("", answer.verdict.reason_text) else ""
 
 
 def _exclusion(out: Any) -> str:
@@ -123,6 +137,16 @@ def _parts(text: str) -> dict[str, str]:
     return {"provider": provider, "connection": connection, "model": model}
 
 
+def _headers(given: argparse.Namespace) -> list[Any]:
+    pairs = (header.partition("=") for header in given.header)
+    return [types_pb2.Header(name=name, value=value) for name, _, value in pairs]
+
+
+def _word(enum: Any, number: int) -> str:
+    """Value of an enum without the name of the enum in front, such as `hit`."""
+    return str(enum.Name(number)).removeprefix(str(enum.Name(0)).removesuffix("UNSPECIFIED")).lower()
+
+
 def _end(outcome: str) -> dict[str, Any]:
     if outcome.isdigit():
         return {"http_status": int(outcome)}
@@ -144,12 +168,14 @@ def _parser() -> argparse.ArgumentParser:
     tells = commands.add_parser("report", help="What came back: an HTTP status, or a network error such as dns.")
     tells.add_argument("target")
     tells.add_argument("outcome")
-    tells.add_argument("--header", action="append", default=[])
     tells.add_argument("--body", default="")
     tells.add_argument("--egress", default="")
+    tells.add_argument("--slow", action="store_true", help="The attempt carried the slow header of the usage wall.")
     tells.set_defaults(run=report)
     for command in (asks, tells):
         command.add_argument("--times", type=int, default=1)
+    for command in (calls, tells):
+        command.add_argument("--header", action="append", default=[], help="NAME=VALUE")
     return parser
 
 
