@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policy_service.domain.ids import AuthClass, DurationMs
+from policy_service.domain.profiles import KindThreshold
 
 EMPTY: Mapping[str, object] = {}
 
@@ -101,6 +102,8 @@ class Provider:
     ambiguous_401_soft: bool = False
     free_tier_billing: bool = False
     kind_hints_default: bool = True
+    kind_thresholds: Mapping[str, KindThreshold] = field(default_factory=dict)
+    """Failure kind -> when failures of this kind alone open the breaker."""
     code_meanings: Mapping[str, str] = field(default_factory=dict)
     """Structured error code of this provider, lower case -> what it means: `credits`, `banned`, `credential`,
     `period_quota`, `rate_limit`, `overloaded`, `content_policy` (numeric codes mean nothing without the provider)."""

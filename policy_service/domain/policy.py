@@ -265,6 +265,7 @@ class _Reader:
             successes_to_close=self.get("breaker.successes_to_close"),
             count_mode=self.get("breaker.count_mode"),
             kind_hints=bool(kind_hints) and profiled,
+            kind_thresholds=self._provider.kind_thresholds,
             open_ms_by_kind=_KIND_OPEN_MS if profiled else {},
             per_connection=bool(self.get("breaker.per_connection")),
             reopen_jitter=float(self.get("breaker.reopen_jitter")),

@@ -13,7 +13,7 @@ from policy_service.domain.ids import DurationMs
 
 @dataclass(frozen=True, slots=True)
 class KindThreshold:
-    """Opening threshold of one failure kind (breaker.md section 6); no catalogue provider sets any."""
+    """Opening threshold of one failure kind (breaker.md section 6); no built-in provider sets any."""
 
     threshold: int | None = None
     immediate: bool = False

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from policy_service.domain.catalogue import ErrorRule, HeaderCondition, Provider, RestatementRule
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import effective_degradation  # noqa: F401  (fills the registry of settings)
+from policy_service.domain.profiles import KindThreshold
 from policy_service.domain.settings import REGISTRY
 
 _DAY_MS = 86_400_000
@@ -130,6 +131,18 @@ class ErrorRuleEntry(_Strict):
         )
 
 
+class KindThresholdEntry(_Strict):
+    """When failures of one kind open the breaker (spec/breaker.md section 6)."""
+
+    threshold: int | None = Field(
+        default=None, ge=1, le=10_000, description="Unset: 1 if immediate, else the breaker's."
+    )
+    immediate: bool = Field(default=False, description="The first one opens, where no threshold is given.")
+
+    def to_domain(self) -> KindThreshold:
+        return KindThreshold(self.threshold, self.immediate)
+
+
 class ProviderEntry(_Strict):
     """One provider of a catalogue file (spec/provider_catalogue.md sections 1 and 5)."""
 
@@ -161,6 +174,7 @@ class ProviderEntry(_Strict):
     ambiguous_401_soft: bool = False
     free_tier_billing: bool = False
     kind_hints_default: bool = True
+    kind_thresholds: dict[Literal["rate_limit", "quota_exhausted", "transient"], KindThresholdEntry] = {}
     code_meanings: dict[str, CodeMeaning] = {}
     limits_per_model: bool = False
     naive_times_offset: Annotated[str, Field(pattern=r"^([+-][0-2][0-9]:[0-5][0-9])?$")] = ""
@@ -200,6 +214,7 @@ class ProviderEntry(_Strict):
             wallet_texts=_lowered(self.wallet_texts),
             code_meanings={code.lower(): meaning for code, meaning in self.code_meanings.items()},
             account_limit_texts=_lowered(self.account_limit_texts),
+            kind_thresholds={kind: each.to_domain() for kind, each in self.kind_thresholds.items()},
             quota_metrics_host=self.quota_metrics.host.lower() if self.quota_metrics else None,
             restatement=tuple(rule.to_domain() for rule in self.restatement),
             error_rules=tuple(rule.to_domain() for rule in self.error_rules),
@@ -216,6 +231,7 @@ _CONVERTED = {
     "extra_subscription_texts",
     "wallet_texts",
     "quota_metrics",
+    "kind_thresholds",
     "code_meanings",
     "account_limit_texts",
     "restatement",
