@@ -146,22 +146,20 @@ class Bench:
         self.imports = imported_names(self.root)
 
     def covering(self, function: Function) -> list[str]:
-        """Tests that enter the function: namesakes first, then the cheapest, as many as are affordable."""
-        found = self._cheapest(n for n, seen in self.baseline.functions.items() if function in seen)
-        word = Path(function[0]).stem
-        return self._affordable(sorted(found, key=lambda nodeid: word not in nodeid))
+        """Tests that enter the function, as many as are affordable."""
+        return self._affordable(function[0], (n for n, seen in self.baseline.functions.items() if function in seen))
 
     def near(self, module: str) -> list[str]:
-        """Tests of the files that enter most of the module, or of those that import it; its namesakes first."""
+        """Tests of the files that import the module or enter most of it and of those that import it."""
         files = {module, *self._importers(module)}
-        entered = {n: sum(file in files for file, _, _ in seen) for n, seen in self.baseline.functions.items()}
-        word = Path(module).stem
         weight: Counter[str] = Counter()
-        for nodeid, count in entered.items():
-            weight[nodeid.partition("::")[0]] += count + 1_000_000 * (word in nodeid)
+        for nodeid, seen in self.baseline.functions.items():
+            weight[_file(nodeid)] += sum(file in files for file, _, _ in seen) + 1_000 * self._names(nodeid, module)
         best = {file for file, count in weight.most_common(NEAR_FILES) if count}
-        found = self._cheapest(n for n in entered if n.partition("::")[0] in best)
-        return self._affordable(sorted(found, key=lambda nodeid: word not in nodeid))
+        return self._affordable(module, (n for n in self.baseline.functions if _file(n) in best))
+
+    def _names(self, nodeid: str, module: str) -> bool:
+        return module_name(module) in self.imports.get(_file(nodeid), ())
 
     def try_out(self, module: str, mutant: Mutant) -> Trial:
         """The verdict on one mutant."""
@@ -198,7 +196,7 @@ class Bench:
         chosen = self.near(module)
         if not chosen:
             return Trial(module, mutant, change, UNCOVERED)
-        files = sorted({nodeid.partition("::")[0] for nodeid in chosen})
+        files = sorted({_file(nodeid) for nodeid in chosen})
         listener = Chosen(chosen)
 
         def work() -> tuple[str]:
@@ -226,9 +224,11 @@ class Bench:
         left_out = {*self.baseline.broken, *self.baseline.dear}
         return sorted((n for n in nodeids if n not in left_out), key=self.baseline.seconds.__getitem__)
 
-    def _affordable(self, nodeids: Sequence[str]) -> list[str]:
-        spent = accumulate(self.baseline.seconds[nodeid] for nodeid in nodeids)
-        return [nodeid for nodeid, cost in zip(nodeids, spent, strict=True) if cost <= AFFORDABLE_S]
+    def _affordable(self, module: str, nodeids: Iterator[str]) -> list[str]:
+        """Tests of files that import the module first, then the cheapest."""
+        found = sorted(self._cheapest(nodeids), key=lambda nodeid: not self._names(nodeid, module))
+        spent = accumulate(self.baseline.seconds[nodeid] for nodeid in found)
+        return [nodeid for nodeid, cost in zip(found, spent, strict=True) if cost <= AFFORDABLE_S]
 
     def _importers(self, module: str) -> set[str]:
         """Files of the service that import a module, directly or through another module of the domain."""
@@ -242,9 +242,14 @@ class Bench:
         return found
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 def imported_names(root: Path) -> dict[str, set[str]]:
-    """Dotted names that each file of the service imports from, modules of a package included."""
-    files = (path for path in (root / "policy_service").rglob("*.py") if "generated" not in path.parts)
+    """Dotted names that each file of the service and of the tests imports from, modules of a package included."""
+    folders = ("policy_service", "tests/unit", "tests/vectors")
+    files = (path for folder in folders for path in (root / folder).rglob("*.py") if "generated" not in path.parts)
     return {str(path.relative_to(root)): set(_names(path)) for path in files}
 
 

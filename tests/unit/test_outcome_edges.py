@@ -203,3 +203,8 @@ def test_a_retry_delay_without_nanos_is_whole_seconds() -> None:
 def test_a_condition_close_before_a_wait_makes_it_somebody_elses(gap: int, wait: int | None) -> None:
     hint = read_hint({}, None, "recently" + " " * gap + "try again in 5s", 0, HintProfile())
     assert (hint and hint.wait_ms) == wait
+
+
+def test_of_a_huge_body_the_first_64_kib_are_kept() -> None:
+    for body in ("x" * 70_000, b"x" * 70_000):
+        assert len(parse_outcome(RawOutcome(status=429, body=body)).text) == 65_536

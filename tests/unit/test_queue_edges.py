@@ -107,3 +107,12 @@ def test_a_request_for_other_gates_passes_those_who_wait_elsewhere() -> None:
 
 def test_a_missing_offer_is_remembered_within_its_bounds() -> None:
     assert [limit_reset._not_offered(ms) for ms in (0, 10**12)] == list(limit_reset.NOT_OFFERED_MS)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [(PermitState.WEDGED, QueueCode.QUEUE_WEDGED), (PermitState.RELEASED, QueueCode.QUEUE_TIMEOUT)],
+)
+def test_a_request_whose_ticket_ended_is_told_how(state: PermitState, code: QueueCode) -> None:
+    ended = PermitRow("t-a", "a", KEY, (KEY,), 1, state, queued_at=0)
+    assert submitted(book_of(ended), "a", 2).code is code
