@@ -21,9 +21,11 @@ from policy_service.domain.lockout import FamilyPoolState, ModelLockState, Place
 from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import R, StateBook
+from policy_service.domain.usage_wall_state import Lane, is_lane_active
 
 __all__ = [
     "CONTROLS",
+    "OWNED_SCOPES",
     "RESETTERS",
     "SCOPES",
     "Selection",
@@ -204,6 +206,23 @@ def _deleted(row: ModelLockState, generation: int, now: Instant, facts: FactLog)
     return after
 
 
+def _reset_lanes(book: StateBook, selection: Selection, now: Instant, facts: FactLog) -> int:
+    """Lanes with everything remembered of them, open claims included."""
+    rows = [lane for lane in _selected(book, Lane, selection) if not lane.is_default]
+    for lane in rows:
+        book.put(Lane.default(lane.key))
+        facts.add(
+            "usage_wall",
+            f"{lane.provider}/{lane.connection}",
+            "active" if is_lane_active(lane, now) else "idle",
+            "idle",
+            provider=lane.provider,
+            connection=lane.connection,
+            reason="reset",
+        )
+    return len(rows)
+
+
 def _end_bursts(book: StateBook, selection: Selection) -> None:
     for guard in _selected(book, BurstState, selection):
         book.put(BurstState.default(guard.key))
@@ -220,7 +239,10 @@ RESETTERS: dict[str, Callable[[StateBook, Selection, Instant, FactLog], int]] = 
     "connection_cooldowns": _reset_connection_cooldowns,
     "terminal_states": _reset_terminal_states,
     "model_lockouts": _reset_model_locks,
+    "usage_wall": _reset_lanes,
 }
 """Scopes whose state is kept in rows of the book."""
-SCOPES = (*RESETTERS, "affinity_pins", "usage_wall", "permits")
-"""Every scope of operator_surface.md section 4; the last three are reset by the use cases that own that state."""
+OWNED_SCOPES = {"affinity_pins": "affinity", "permits": "concurrency"}
+"""Scopes that are reset by the use cases that own that state, with the mechanism of their facts."""
+SCOPES = (*RESETTERS, *OWNED_SCOPES)
+"""Every scope of operator_surface.md section 4."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policy_service.application.admin import Actor, Acts
+from policy_service.application.admin import Actor, Acts, store_lost
 from policy_service.application.admin_listings import BreakerView, breaker_view
+from policy_service.application.admin_owned import OwnedState, note_resets
 from policy_service.application.admin_plan import (
     CONTROLS,
     RESETTERS,
@@ -20,8 +21,8 @@ from policy_service.application.admin_plan import (
     reset_unit_scope,
 )
 from policy_service.application.connection_acts import change_credential, set_enabled
-from policy_service.application.errors import FieldProblem, InvalidRequestError, NotBuiltError
-from policy_service.application.ports import Committed, Scope
+from policy_service.application.errors import FieldProblem, InvalidRequestError
+from policy_service.application.ports import Committed, Scope, StoreUnavailableError
 from policy_service.application.view import View
 from policy_service.domain.breaker import BreakerState, split_name
 from policy_service.domain.connection_state import ConnectionState
@@ -35,9 +36,10 @@ DEFAULT_SCOPES = ("breakers",)
 class StateAdmin:
     """Acts on the state. Provider names are resolved to canonical ids here."""
 
-    def __init__(self, acts: Acts, view: View) -> None:
+    def __init__(self, acts: Acts, view: View, owned: OwnedState) -> None:
         self._acts = acts
         self._view = view
+        self._owned = owned
 
     # -- breakers ------------------------------------------------------------------------------------
     async def control_breaker(self, key: str, control: str, actor: Actor) -> BreakerView:
@@ -90,20 +92,23 @@ class StateAdmin:
 
         Raises:
             InvalidRequestError: no scope, unknown scopes, or a connection without its provider.
-            NotBuiltError: a scope whose mechanism this release does not have.
             StoreLostError: the store is away.
         """
         _check_scopes(scopes)
         if connection and not provider:
             raise required("provider", "the provider of the connection")
         selection = Selection(self._view.policy.canonical(provider) if provider else "", connection)
-        return (await self._reset(dict.fromkeys(scopes), selection, actor)).value
+        return (await self._reset(tuple(dict.fromkeys(scopes)), selection, actor)).value
 
-    async def _reset(
-        self, scopes: Sequence[str] | dict[str, None], selection: Selection, actor: Actor
-    ) -> Committed[int]:
+    async def _reset(self, scopes: Sequence[str], selection: Selection, actor: Actor) -> Committed[int]:
+        try:
+            counts = await self._owned.reset(scopes, selection)
+        except StoreUnavailableError as error:
+            raise store_lost() from error
+        of_rows = [scope for scope in scopes if scope in RESETTERS]
+
         def act(book: StateBook, now: Instant, facts: FactLog) -> int:
-            return reset_scopes(book, scopes, selection, now, facts)
+            return reset_scopes(book, of_rows, selection, now, facts) + note_resets(counts, selection, facts)
 
         return await self._acts.act(reset_unit_scope(selection), actor, act)
 
@@ -182,10 +187,6 @@ def _check_scopes(scopes: Sequence[str]) -> None:
     if unknown or not scopes:
         problem = f"unknown scope {unknown[0]!r}" if unknown else "empty"
         raise invalid("scopes", problem, listed)
-    absent = [scope for scope in scopes if scope not in RESETTERS]
-    if absent:
-        text = f"this release cannot reset {', '.join(absent)} yet; nothing was reset"
-        raise NotBuiltError(text, metadata={"scope": ",".join(absent)})
 
 
 def _one(provider: str, connection: str) -> Scope:

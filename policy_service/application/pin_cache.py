@@ -67,6 +67,12 @@ class PinCache:
         """Forget a row."""
         self._rows.pop(key, None)
 
+    def drop_all(self, provider: str, connection: str) -> None:
+        """Forget the rows of a provider and connection, empty: any."""
+        for key, (row, _) in list(self._rows.items()):
+            if provider in ("", row.provider) and connection in ("", row.connection_id):
+                del self._rows[key]
+
     def __len__(self) -> int:
         return len(self._rows)
 

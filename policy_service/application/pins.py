@@ -22,6 +22,8 @@ from policy_service.domain.eligibility import check_target
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import ConnectionId, DurationMs, Instant, ModelId, ProviderId, Target
 
+RESET_MS: DurationMs = 5_000
+"""Longest wait of an operator's reset for the store."""
 RACES = 3
 """Times that a pin is written anew when the one in the way vanishes."""
 
@@ -133,6 +135,15 @@ class Pins:
             return await self._with_store(question, now)
         except StoreUnavailableError:
             return self._without_store(question, now)
+
+    async def reset(self, provider: str, connection: str) -> int:
+        """Delete the pins of a provider and connection, empty: any; how many were live.
+
+        Other replicas trust what they have read for TRUSTED_MS at most. Raises StoreUnavailableError.
+        """
+        gone = await self._store.delete_all(provider, connection, timeout_ms=RESET_MS)
+        self.cache.drop_all(provider, connection)
+        return gone
 
     def is_evicting(self, key: PinKey) -> bool:
         """True while an eviction of the pin waits to be written."""

@@ -55,6 +55,10 @@ class PinStore(Protocol):
         """Delete the pin that was seen; False where it is another by now."""
         ...
 
+    async def delete_all(self, provider: str, connection: str, *, timeout_ms: DurationMs) -> int:
+        """Delete every pin of a provider and connection, empty: any; how many."""
+        ...
+
     async def refresh(
         self, key: PinKey, seen: PinSeen, at: Instant, ttl_ms: DurationMs, *, timeout_ms: DurationMs
     ) -> PinRow | None:

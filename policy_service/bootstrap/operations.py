@@ -17,6 +17,7 @@ from policy_service.application.admin_catalogue import (
 from policy_service.application.admin_credentials import CredentialAdmin
 from policy_service.application.admin_health import FactsAdmin, HealthAdmin
 from policy_service.application.admin_listings import Listings
+from policy_service.application.admin_owned import OwnedState
 from policy_service.application.admin_state import StateAdmin
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.errors import FieldProblem, InvalidRequestError
@@ -53,7 +54,7 @@ def admin_use_cases(
     acts = Acts(replica.store, view, SystemEntropy(), name)
     listings = Listings(view, clock)
     return AdminUseCases(
-        state=StateAdmin(acts, view),
+        state=StateAdmin(acts, view, OwnedState(view, replica.pins, replica.permits)),
         listings=listings,
         credentials=CredentialAdmin(acts, view, clock),
         catalogue=CatalogueAdmin(replica.store, view, documents(environment), replica.refresh, name),

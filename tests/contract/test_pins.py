@@ -127,6 +127,17 @@ async def test_a_delete_of_a_pin_that_was_never_seen_stored_goes_by_its_connecti
     assert await fleet.two.delete(key_of(row), PinSeen("a", 0), timeout_ms=MS)
 
 
+async def test_pins_are_deleted_by_provider_and_connection(fleet: Fleet) -> None:
+    kept = await stored(fleet.one, pin("b", caller="other"))
+    await stored(fleet.one, pin("a"))
+    await stored(fleet.one, replace(pin("a"), provider="codex"))
+    assert await fleet.two.delete_all("openai", "a", timeout_ms=MS) == 1
+    assert await fleet.two.delete_all("codex", "", timeout_ms=MS) == 1
+    assert await fleet.two.find(key_of(kept), timeout_ms=MS) == kept
+    assert await fleet.two.delete_all("", "", timeout_ms=MS) == 1
+    assert await fleet.two.find(key_of(kept), timeout_ms=MS) is None
+
+
 async def test_a_refresh_slides_the_end_keeps_the_version_and_never_shortens(fleet: Fleet) -> None:
     row = await stored(fleet.one, pin())
     later = row.last_used_at + 15_000

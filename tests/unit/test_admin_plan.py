@@ -25,6 +25,7 @@ from policy_service.domain.lockout import FamilyPoolState, ModelLockState
 from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Row, StateBook
+from policy_service.domain.usage_wall_state import Lane
 
 EVERYTHING = Selection()
 OPEN = BreakerState("acme", state=State.OPEN, failure_count=12, reopen_at=30_000, generation=2)
@@ -108,13 +109,15 @@ def test_reset_of_nothing_changes_nothing() -> None:
 def test_unknown_scope_is_an_error() -> None:
     with pytest.raises(KeyError):
         reset(book_of(), "everything")
-    assert set(SCOPES) - set(RESETTERS) == {"affinity_pins", "usage_wall", "permits"}
+    assert set(SCOPES) - set(RESETTERS) == {"affinity_pins", "permits"}
 
 
 @pytest.mark.parametrize("scope", sorted(RESETTERS))
 def test_every_reset_names_its_actor(scope: str) -> None:
     facts = log()
-    reset(book_of(OPEN, COOLING, DEAD, LOCK, ProviderCooldownState("acme", "", (1,), 0, 60_000)), scope, facts=facts)
+    cooling = ProviderCooldownState("acme", "", (1,), 0, 60_000)
+    wall = Lane("acme", "a", budget_spent_until=60_000)
+    reset(book_of(OPEN, COOLING, DEAD, LOCK, cooling, wall), scope, facts=facts)
     assert facts.facts
     assert {fact.actor for fact in facts.facts} == {"alice"}
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
 
 from policy_service.application.admin import Actor, Acts
 from policy_service.application.admin_health import FactsAdmin
 from policy_service.application.admin_listings import Listings
-from policy_service.application.admin_plan import RESETTERS
+from policy_service.application.admin_owned import OwnedState, is_of
+from policy_service.application.admin_plan import SCOPES, Selection, reset_unit_scope
 from policy_service.application.admin_state import StateAdmin
 from policy_service.application.entropy import SystemEntropy
-from policy_service.application.errors import InvalidRequestError, NotBuiltError, StoreLostError
+from policy_service.application.errors import InvalidRequestError, StoreLostError
 from policy_service.application.messages import Dispatch, SelectAnswer
+from policy_service.application.permit_work import Passage, PermitAsk
+from policy_service.application.ports_pins import PinKey, key_of
 from policy_service.application.replica import Replica
+from policy_service.domain.affinity import PinRow
 from policy_service.domain.breaker import BreakerState, State
+from policy_service.domain.catalogue import Catalogue, Connection
 from policy_service.domain.connection_state import BANNED, EXPIRED, ConnectionState
-from policy_service.domain.facts import Fact
+from policy_service.domain.facts import Fact, FactLog
+from policy_service.domain.gates import Gate
+from policy_service.domain.policy import Policy
+from policy_service.domain.state import Row, StateBook
+from policy_service.domain.usage_wall_state import Lane
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import FakeTime, ask, chosen, failure, make_replica, report, running, select
 
@@ -31,7 +43,9 @@ class Operated:
         self.store = MemoryStore(database or MemoryDatabase(self.time.database))
         self.replica: Replica = make_replica(self.store, name, time_source=self.time)
         acts = Acts(self.store, self.replica.view, SystemEntropy(7), name)
-        self.state = StateAdmin(acts, self.replica.view)
+        owned = OwnedState(self.replica.view, self.replica.pins, self.replica.permits)
+        self.acts = acts
+        self.state = StateAdmin(acts, self.replica.view, owned)
         self.listings = Listings(self.replica.view, self.replica.clock)
         self.facts = FactsAdmin(self.store, self.replica.view)
 
@@ -158,22 +172,107 @@ async def test_a_reset_names_its_rows_and_leaves_terminal_states_unless_named() 
         assert len(await fleet.acts_of()) == 2
 
 
-@pytest.mark.parametrize("scope", ["affinity_pins", "usage_wall", "permits"])
-async def test_a_scope_without_its_mechanism_is_named_and_nothing_is_reset(scope: str) -> None:
+async def test_pins_are_reset_of_one_connection_only_and_forgotten_here() -> None:
+    fleet = Operated()
+    async with running(fleet.replica) as replica:
+        keys = [await pinned(fleet, session, connection) for session, connection in (("s", "a"), ("t", "b"))]
+        assert await fleet.state.reset(["affinity_pins"], "OpenAI", "a", ALICE) == 1
+        assert [replica.pins.cache.get(key, fleet.time.ms) is None for key in keys] == [True, False]
+        assert [await replica.pins._store.find(key, timeout_ms=100) is None for key in keys] == [True, False]
+        assert await fleet.state.reset(["affinity_pins"], "claude", "", ALICE) == 0
+        assert await fleet.state.reset(["affinity_pins"], "", "", ALICE) == 1
+        facts = [(fact.mechanism, fact.key, fact.reason) for fact in reversed(await fleet.acts_of())]
+        assert facts == [("affinity", "openai:a", "reset"), ("affinity", "*", "reset")]
+
+
+async def pinned(fleet: Operated, session: str, connection: str) -> PinKey:
+    """A pin in the store and in the memory of the replica."""
+    now = fleet.time.ms
+    row = PinRow("u", "openai", session, connection, now, now, now + HOUR)
+    saved = await fleet.replica.pins._store.insert(row, timeout_ms=100)
+    assert saved is not None
+    fleet.replica.pins.cache.put(key_of(row), saved.row, now)
+    return key_of(row)
+
+
+def put(row: Row, book: StateBook, _now: int, _facts: FactLog) -> None:
+    book.put(row)
+
+
+async def test_a_usage_wall_is_forgotten_for_one_connection_with_a_fact() -> None:
+    fleet = Operated()
+    async with running(fleet.replica) as replica:
+        for connection in ("c1", "c2"):
+            lane = Lane("claude", connection, resets_at_s=(fleet.time.ms + HOUR) // 1_000, budget_utilization=0.5)
+            scope = reset_unit_scope(Selection("claude"))
+            await fleet.acts.act(scope, ALICE, partial(put, lane))
+        assert await fleet.state.reset(["usage_wall"], "claude", "c1", ALICE) == 1
+        book = replica.view.book()
+        assert [book.get(Lane, "claude", each).is_default for each in ("c1", "c2")] == [True, False]
+        assert [(fact.mechanism, fact.key, fact.from_state) for fact in await fleet.acts_of()] == [
+            ("usage_wall", "claude/c1", "active")
+        ]
+
+
+async def test_a_reset_of_permits_ends_who_waits_at_the_gates_named_and_leaves_who_holds() -> None:
+    fleet = Operated()
+    async with running(fleet.replica) as replica:
+        waiting = {}
+        for key in ("qsconn:a", "qsconn:b"):
+            passage = Passage((Gate(key, 1),))
+            await replica.permits.acquire(PermitAsk(passage, f"held {key}"))
+            waiting[key] = asyncio.create_task(replica.permits.acquire(PermitAsk(passage, f"waits {key}")))
+            while not replica.permits.loads.of(key).waiting:
+                await asyncio.sleep(0.01)
+        assert await fleet.state.reset(["permits"], "openai", "a", ALICE) == 1
+        refusal = (await waiting["qsconn:a"]).refusal
+        assert refusal is not None
+        assert refusal.code == "SEMAPHORE_RESET"
+        loads = [replica.permits.loads.of(key) for key in waiting]
+        assert [(load.held, load.waiting) for load in loads] == [(1, 0), (1, 1)]
+        assert await fleet.state.reset(["breakers", "permits"], "", "", ALICE) == 1
+        await waiting["qsconn:b"]
+        assert [fact.mechanism for fact in await fleet.acts_of()] == ["concurrency", "concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("key", "selection", "is_meant"),
+    [
+        ("global", Selection(), True),
+        ("global", Selection("openai"), False),
+        ("openai", Selection("openai"), True),
+        ("openai", Selection("openai", "a"), False),
+        ("openai:a", Selection("openai", "a"), True),
+        ("openai:a:model:gpt", Selection("openai", "a"), True),
+        ("openai:ab", Selection("openai", "a"), False),
+        ("openai:ab", Selection("openai"), True),
+        ("openai-eu:a", Selection("openai"), False),
+        ("qsconn:a", Selection("openai", "a"), True),
+        ("qsconn:a", Selection("openai"), True),
+        ("qsconn:z", Selection("openai"), False),
+        ("combo:r:a", Selection("openai", "a"), False),
+    ],
+)
+def test_a_reset_is_narrowed_by_the_key_of_a_gate(key: str, selection: Selection, is_meant: bool) -> None:
+    policy = Policy(Catalogue(connections={"a": Connection("a", "openai"), "z": Connection("z", "claude")}))
+    assert is_of(key, selection, policy) is is_meant
+
+
+@pytest.mark.parametrize("scope", ["affinity_pins", "permits", "usage_wall"])
+async def test_a_reset_without_the_store_is_refused(scope: str) -> None:
     fleet = Operated()
     async with running(fleet.replica):
-        await open_breaker(fleet)
-        with pytest.raises(NotBuiltError) as caught:
-            await fleet.state.reset(["breakers", scope], "", "", ALICE)
-        assert caught.value.metadata == {"scope": scope}
-        assert fleet.listings.breakers()[0].state == "OPEN"
+        fleet.store.is_away = True
+        with pytest.raises(StoreLostError):
+            await fleet.state.reset([scope], "", "", ALICE)
+        fleet.store.is_away = False
 
 
 @pytest.mark.parametrize("scopes", [[], ["breakers", "everything"]])
 async def test_an_unknown_or_empty_scope_list_is_refused_with_the_list(scopes: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await Operated().state.reset(scopes, "", "", ALICE)
-    assert all(scope in caught.value.problems[0].remedy for scope in RESETTERS)
+    assert all(scope in caught.value.problems[0].remedy for scope in SCOPES)
 
 
 async def test_a_connection_needs_its_provider() -> None:

@@ -75,6 +75,15 @@ class MemoryPinStore:
         self.table.written["delete"] += 1
         return True
 
+    async def delete_all(self, provider: str, connection: str, *, timeout_ms: DurationMs) -> int:
+        now, rows = self._now(), self.table.rows
+        gone = [
+            row for row in rows.values() if provider in ("", row.provider) and connection in ("", row.connection_id)
+        ]
+        for row in gone:
+            del rows[key_of(row)]
+        return sum(row.is_live(now) for row in gone)
+
     async def refresh(
         self, key: PinKey, seen: PinSeen, at: Instant, ttl_ms: DurationMs, *, timeout_ms: DurationMs
     ) -> PinRow | None:

@@ -45,6 +45,14 @@ WHERE {_KEY} AND {_SEEN.format("$8", "$9")} RETURNING {_COLUMNS}"""
 DELETE = f"DELETE FROM session_pin p WHERE {_KEY} AND {_SEEN.format('$4', '$5')} RETURNING 1"
 """$1 to $3 key, $4 connection seen, $5 version seen."""
 
+DELETE_ALL = f"""
+WITH gone AS (
+  DELETE FROM session_pin p WHERE ($1::text = '' OR p.provider = $1::text)
+    AND ($2::text = '' OR p.connection_id = $2::text)
+  RETURNING p.expires_at)
+SELECT count(*) FROM gone WHERE expires_at > {NOW_MS}"""
+"""$1 provider, $2 connection, empty: any."""
+
 REFRESH = f"""
 UPDATE session_pin p SET last_used_at = $6, expires_at = greatest(p.expires_at, $6 + $7)
 WHERE {_KEY} AND {_SEEN.format("$4", "$5")} AND p.expires_at > {NOW_MS} AND $6 - p.last_used_at >= $8
@@ -101,6 +109,10 @@ class PostgresPinStore:
 
     async def delete(self, key: PinKey, seen: PinSeen, *, timeout_ms: DurationMs) -> bool:
         return bool(await self._query(DELETE, *_cleaned(key), *_cleaned(seen), timeout_ms=timeout_ms))
+
+    async def delete_all(self, provider: str, connection: str, *, timeout_ms: DurationMs) -> int:
+        names = (clean_text(provider), clean_text(connection))
+        return int((await self._query(DELETE_ALL, *names, timeout_ms=timeout_ms))[0][0])
 
     async def refresh(
         self, key: PinKey, seen: PinSeen, at: Instant, ttl_ms: DurationMs, *, timeout_ms: DurationMs
