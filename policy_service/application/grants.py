@@ -45,6 +45,10 @@ T = TypeVar("T")
 GIVE_BACK_MS: DurationMs = 2_000
 HARD_MS: DurationMs = 200
 """Longest transaction of a gate: an exact cap has no answer without the store, so it gets more time than a probe."""
+AWAY_AFTER = 3
+"""Acquires in a row without an answer before the store counts as away here too (fleet.md section 4)."""
+LOOK_AGAIN_MS: DurationMs = 200
+"""Until when a probe is refused whose acquire got no answer."""
 PANIC_TTL_MS: DurationMs = 120_000
 EARLY = "early:"
 PANIC = "pool:"
@@ -97,6 +101,7 @@ class Grants:
         self._store_away = store_away
         self._local_at: dict[str, Instant] = {}
         self._background: set[asyncio.Future[object]] = set()
+        self._unanswered = 0
         self.local_probes = 0
         self.lost = 0
 
@@ -177,12 +182,18 @@ class Grants:
             return self._acquire_local(target, policy, probe)
         task = asyncio.ensure_future(self._acquire_stored(target, policy, probe, request.request_id))
         try:
-            return await asyncio.shield(task)
+            granted = await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._give_back_late)
             raise
         except StoreUnavailableError:
-            return self._acquire_local(target, policy, probe)
+            self._unanswered += 1
+            if self._unanswered >= AWAY_AFTER:
+                return self._acquire_local(target, policy, probe)
+            # Slow is not away: a probe of this replica's own could be one too many for the fleet.
+            return Granted(refusal=Exclusion(target, "probe_in_flight", self._clock.now() + LOOK_AGAIN_MS))
+        self._unanswered = 0
+        return granted
 
     async def acquire_early(self, target: Target, request: SelectRequest) -> Granted | None:
         """Permit to test a long block early, one per interval in the fleet; None where none is due or at hand."""

@@ -252,11 +252,29 @@ async def test_without_the_store_one_probe_goes_out_per_replica_and_reset_timeou
         await open_breaker(replica)
         moments.ms += 30_000
         store.is_away = True
+        for _ in range(2):  # slow is not away: the third acquire without an answer makes it so
+            assert isinstance((await select(replica, ask("z"))).verdict, Reject)
         assert isinstance((await select(replica, ask("z"))).verdict, Dispatch)
         assert isinstance((await select(replica, ask("z"))).verdict, Reject)
         moments.ms += 30_000
         assert isinstance((await select(replica, ask("z"))).verdict, Dispatch)
         store.is_away = False
+
+
+async def test_one_slow_answer_of_the_store_makes_no_second_probe(database: MemoryDatabase, moments: FakeTime) -> None:
+    store = MemoryStore(database)
+    slow = make_replica(store, "r1", time_source=moments, settings=quick_settings("r1"))
+    async with running(slow), running(fleet_member(database, "r2", moments)) as other:
+        await open_breaker(slow)
+        moments.ms += 30_000
+        await other.follower._step()
+        assert isinstance((await select(other, ask("z"))).verdict, Dispatch)
+        store.is_away = True
+        refused = await select(slow, ask("z", explain=True))
+        store.is_away = False
+        assert isinstance(refused.verdict, Reject)
+        assert [each.reason for each in refused.exclusions] == ["probe_in_flight"]
+        assert slow.grants.local_probes == 0
 
 
 async def test_healthy_traffic_sends_no_statement(database: MemoryDatabase, moments: FakeTime) -> None:
