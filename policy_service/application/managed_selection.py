@@ -67,6 +67,8 @@ class ManagedRun:
     request_id: str = ""
     free_at: list[Instant] = field(default_factory=list)
     """When connections that were taken in between become free."""
+    is_gated: bool = False
+    """A gate (cap, queue, breaker) refused a candidate: that is no reason to end the lease."""
 
     @property
     def has_candidates(self) -> bool:
@@ -190,10 +192,10 @@ class ManagedSelection:
     async def refuse(self, run: ManagedRun, pool_size: int) -> Reject | None:
         """The capacity answer where others hold everything; None: a dead end, answered like any other request.
 
-        A run whose candidates were all taken in between loses its lease here.
+        A run whose candidates were all taken in between loses its lease here; one that a gate refused keeps it.
         """
         capacity = run.planned.capacity
-        if capacity is None and run.has_candidates:
+        if capacity is None and run.has_candidates and not run.is_gated:
             with hard():
                 await self._invalidate(run.own, EndReason.CONNECTION_INELIGIBLE, run.request_id)
             capacity = Capacity(len(run.planned.candidates), capacity_retry_s(min(run.free_at, default=None), run.at))

@@ -243,6 +243,7 @@ class SelectTarget:
             granted = await self._acquire(s, position)
             if granted is not None and granted.refusal is not None:
                 s.exclude(replace(granted.refusal, target_key=s.pool.key(position)))
+                run.is_gated = True
                 continue
             claimed = await self._managed.claim(run, s.target(position))
             if claimed is not None:

@@ -202,3 +202,33 @@ async def test_a_session_stays_on_its_account_detours_and_goes_home(tmp_path: Pa
         await asyncio.sleep(2.3)
         back = await one.SelectTarget(route("sessions", session_key="s1"))
         assert back.dispatch.target.connection == home
+
+
+async def test_a_leased_connection_at_its_cap_refuses_the_call_and_keeps_the_lease(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    owner = "vlo_" + secrets.token_urlsafe(32)
+    key = hashlib.sha256(b"narrow-key").hexdigest()
+    more = f"""
+  - id: narrow
+    key_sha256: {key}
+    scopes: ["lease:exclusive"]
+    allowed_connections: [one]
+"""
+    async with fleet(tmp_path, embedded_url, more=more) as (stub,):
+        await asyncio.sleep(5.2)  # a connection is leased from its listing + 5 s on (spec/fleet.md section 6)
+        granted = await stub.AcquireLease(
+            lease_pb2.AcquireLeaseRequest(owner=owner, caller_key_sha256=key, model="m", ttl_ms=30_000)
+        )
+        generation = granted.lease.generation
+        managed = {"caller_key_sha256": key, "lease": lease_pb2.LeaseContext(owner=owner, generation=generation)}
+        first = await stub.SelectTarget(route("only-capped", **managed))
+        assert first.dispatch.target.connection == "one"
+        full = await stub.SelectTarget(route("only-capped", **managed))
+        assert (full.reject.http_status, full.reject.code) == (429, "ALL_TARGETS_SKIPPED")
+        fence = await stub.CheckFence(lease_pb2.CheckFenceRequest(decision_token=first.decision_token))
+        assert fence.status == lease_pb2.FENCE_STATUS_VALID
+        await stub.ReportOutcome(final(first))
+        async with asyncio.timeout(5):
+            while (await stub.SelectTarget(route("only-capped", **managed))).WhichOneof("verdict") != "dispatch":
+                await asyncio.sleep(0.02)
