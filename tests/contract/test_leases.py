@@ -11,7 +11,7 @@ import pytest
 
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.lease_book import LeaseBook, LeaseTerms
-from policy_service.application.ports import Store
+from policy_service.application.ports import Store, StoreUnavailableError
 from policy_service.application.ports_leases import LeaseScope, LeaseSight, LeaseStore, LeaseUnit, LeaseWrites
 from policy_service.domain.catalogue import Caller
 from policy_service.domain.facts import Cause
@@ -186,6 +186,39 @@ async def test_a_release_is_repeatable_and_leaves_no_lock_delay(fleet: Fleet) ->
         assert (await book.release(call("o", generation=1))).result is LeaseResult.RELEASED
     assert (await fleet.book.release(call("o", generation=1, key="other"))).result is LeaseResult.STALE
     assert (await fleet.other.acquire(call("p", "c"), LeaseTerms(60_000))).result is LeaseResult.ACQUIRED
+
+
+async def test_a_renewal_that_raises_is_not_loss_and_one_that_says_no_is(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.book.acquire(call("o", "c"), NO_TERMS)
+    with monkeypatch.context() as outage:
+        outage.setattr(fleet.two, "run", _raises)
+        with pytest.raises(StoreUnavailableError):
+            await fleet.other.renew(call("o", generation=1))
+    assert (await fleet.book.fence(call("o", "c", 1))).verdict is Fence.VALID
+    assert (await fleet.other.acquire(call("rival", "c"), NO_TERMS)).result is LeaseResult.CONNECTION_BUSY
+    assert (await fleet.other.renew(call("o", generation=1))).result is LeaseResult.RENEWED
+    await fleet.book.invalidate(call("o", generation=1))
+    for book in (fleet.book, fleet.other):
+        assert (await book.renew(call("o", generation=1))).result is LeaseResult.STALE
+    assert (await fleet.other.acquire(call("rival", "c"), NO_TERMS)).result is LeaseResult.ACQUIRED
+
+
+async def _raises(*_: object, **__: object) -> object:
+    raise StoreUnavailableError("the connection broke")
+
+
+async def test_a_renewal_sent_again_gets_the_same_answer(fleet: Fleet) -> None:
+    """The first answer was lost on its way; the repetition goes to another replica."""
+    await fleet.book.acquire(call("o", "c", ttl_ms=10_000), NO_TERMS)
+    steps = [await book.renew(call("o", generation=1, ttl_ms=60_000)) for book in (fleet.book, fleet.other, fleet.book)]
+    leases = [step.lease for step in steps if step.lease]
+    assert [step.result for step in steps] == [LeaseResult.RENEWED] * 3
+    assert [(row.generation, row.connection_id, row.expires_at - row.renewed_at) for row in leases] == [
+        (1, "c", 60_000)
+    ] * 3
+    assert active((await fleet.book.active()).rows) == [("c", 1)]
 
 
 async def test_a_report_ends_the_lease_only_with_a_valid_fence_and_repeats_its_answer(fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ import pytest
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome
 from policy_service.application.permits import Permits
+from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import Locked, PermitStore, PermitUnit
 from policy_service.domain import line
 from policy_service.domain.gates import OFFER_MS, Gate, PermitRow, PermitState
@@ -218,6 +219,41 @@ async def test_a_permit_that_lapsed_is_not_renewed(fleet: Fleet) -> None:
     await asyncio.sleep(0.6)
     (late,) = await fleet.permits[1].renew([permit_of(held)])
     assert (late.state, late.code, late.already_ended) == (PermitState.EXPIRED, "PERMIT_EXPIRED", True)
+
+
+async def test_a_renewal_that_raises_is_not_loss_and_one_that_says_no_is(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await fleet.permits[0].acquire(ask("q"))
+    with monkeypatch.context() as outage:
+        outage.setattr(fleet.stores[1], "run", _raises)
+        with pytest.raises(StoreUnavailableError):
+            await fleet.permits[1].renew([permit_of(held)])
+    assert [row.state for row in (await fleet.rows()).values()] == [PermitState.HELD]
+    (again,) = await fleet.permits[1].renew([permit_of(held)])
+    assert (again.state, again.code) == (PermitState.HELD, "")
+    await fleet.permits[0].release([permit_of(held)])
+    for permits in fleet.permits[:2]:
+        (lost,) = await permits.renew([permit_of(held)])
+        assert (lost.state, lost.code, lost.already_ended) == (PermitState.RELEASED, "PERMIT_EXPIRED", True)
+
+
+async def _raises(*_: object, **__: object) -> object:
+    raise StoreUnavailableError("the connection broke")
+
+
+async def test_a_renewal_or_release_sent_again_gets_the_same_answer(fleet: Fleet) -> None:
+    """The first answer was lost on its way; the repetition goes to another replica."""
+    held = await fleet.permits[0].acquire(ask("q", ttl_ms=5_000))
+    renewed = [(await permits.renew([permit_of(held)], 60_000))[0] for permits in fleet.permits[:3]]
+    assert {(change.permit_id, change.state, change.code) for change in renewed} == {
+        (permit_of(held), PermitState.HELD, "")
+    }
+    ends = [change.expires_at or 0 for change in renewed]
+    assert ends == sorted(ends)
+    assert len(await fleet.rows()) == 1
+    released = [(await permits.release([permit_of(held)]))[0] for permits in fleet.permits[:3]]
+    assert {(change.state, change.code) for change in released} == {(PermitState.RELEASED, "")}
 
 
 async def test_a_cancelled_call_leaves_the_line(fleet: Fleet) -> None:
