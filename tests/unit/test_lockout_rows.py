@@ -252,6 +252,7 @@ def test_the_pool_lockout_takes_only_a_hint_that_is_longer_than_its_base() -> No
         ("tier", "acme-CORE-1", "tier:core"),
         ("tier", "acme-premium-1", "tier:premium"),
         ("tier", "acme-x", "tier:standard"),
+        ("tier", "core/x", "tier:core"),
         ("google_family", "ACME/models/Gemini-3", "family:gemini"),
         ("google_family", "acme/plain", "plain"),
         ("google_family", "other/vendor/plain", "vendor/plain"),

@@ -114,5 +114,5 @@ def test_a_missing_offer_is_remembered_within_its_bounds() -> None:
     [(PermitState.WEDGED, QueueCode.QUEUE_WEDGED), (PermitState.RELEASED, QueueCode.QUEUE_TIMEOUT)],
 )
 def test_a_request_whose_ticket_ended_is_told_how(state: PermitState, code: QueueCode) -> None:
-    ended = PermitRow("t-a", "a", KEY, (KEY,), 1, state, queued_at=0)
+    ended = PermitRow("t-a", "a", KEY, (KEY,), 1, state, queued_at=0, ttl_ms=60_000)
     assert submitted(book_of(ended), "a", 2).code is code
