@@ -208,6 +208,10 @@ class GroupedCommit(Generic[R]):
         self._check_bounds()
         return await self._await(self._enqueue(event), duplicate=False)
 
+    def knows(self, event_id: str) -> bool:
+        """True where the event was reported already, as far as this replica remembers."""
+        return event_id in self._recent
+
     def submit(self, event: OutcomeEvent) -> None:
         """Queue an event without waiting for it; SpoolFullError at the bounds."""
         if event.event_id not in self._recent:

@@ -101,7 +101,8 @@ class ReportOutcome:
         lease = await self._endings.end_lease(request)
         event = self._event(request, target, now)
         event = await self._wall.prepare(event, request)
-        if event.outcome.is_success and not self._would_change(event):
+        is_repeated = self._commit.knows(event.event_id)
+        if event.outcome.is_success and not is_repeated and not self._would_change(event):
             self._hold(request, target.target, now)
             return self._success(request, target, now, lease)
         try:

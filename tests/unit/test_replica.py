@@ -132,6 +132,17 @@ async def test_a_repeated_report_gets_the_same_answer_and_changes_nothing(
         assert "duplicate" in elsewhere.ignored
 
 
+async def test_a_success_sent_after_the_failure_of_the_same_attempt_gets_the_failure_s_answer(
+    database: MemoryDatabase, moments: FakeTime
+) -> None:
+    async with running(fleet_member(database, "r1", moments)) as replica:
+        chosen_now = await select(replica, ask("a"))
+        first = await report(replica, failure("a", 503, token=chosen_now.token))
+        again = await report(replica, failure("a", 200, token=chosen_now.token))
+        assert again.verdict == first.verdict
+        assert "duplicate" in again.ignored
+
+
 async def test_three_attempts_of_one_decision_are_three_effects(database: MemoryDatabase, moments: FakeTime) -> None:
     async with running(fleet_member(database, "r1", moments)) as replica:
         answer = await select(replica, ask("a", "b", "c"))

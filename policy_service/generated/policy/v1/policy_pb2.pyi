@@ -1298,7 +1298,7 @@ class ReportOutcomeRequest(_message.Message):
     """Idempotency key of a report without token, 1 .. 128 characters. Ignored with a token."""
     attempt: _builtins.int
     """Number of the attempt within the decision, from 0, at most 1 000. (Decision, attempt) is reported once; repetitions get
-    the first answer.
+    the first answer. A success that changes nothing leaves no record, so it is not remembered.
     """
     attempt_offset_ms: _builtins.int
     """From receiving the SelectTarget answer to dispatching this attempt, monotonic clock of the gateway. Unset: 0."""
