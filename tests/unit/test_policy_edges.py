@@ -141,3 +141,9 @@ def test_a_policy_without_a_revision_is_the_first() -> None:
 
 def test_counters_of_use_claim_nothing() -> None:
     assert UsageCounters() == UsageCounters(day=False, minute=False, token=False)
+
+
+def test_a_provider_or_connection_without_flags_has_only_those_of_every_other() -> None:
+    both = (Provider(id="x"), Connection("c", "x"))
+    flags = [name for made in both for name in made.__slots__ if getattr(made, name) is True]
+    assert flags == ["credits_text_is_terminal", "kind_hints_default", "enabled"]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from policy_service.domain.profiles import HintProfile
 from policy_service.domain.retry_grammar import (
     read_clock,
     read_date,
@@ -16,6 +17,7 @@ from policy_service.domain.retry_grammar import (
     read_zone,
     whole_duration,
 )
+from policy_service.domain.retry_hints import read_header_hint
 
 NOW = int(datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp() * 1_000)
 HOUR = 3_600_000
@@ -88,6 +90,7 @@ def test_a_whole_duration_is_nothing_else_and_no_longer_than_a_value() -> None:
 )  # fmt: skip
 def test_a_clock_time_is_its_next_occurrence_in_its_zone(text: str, hours: float | None) -> None:
     found = read_clock(text, 0, NOW)
+    assert found is None or text[found[1] :] in ("", ")")
     assert (found and found[0] - NOW) == (None if hours is None else round(hours * HOUR))
 
 
@@ -126,3 +129,15 @@ def test_a_bare_date_counts_only_where_it_is_asked_for() -> None:
     assert read_date("2026-06-01T12:00:01Z or so") is None
     assert read_date("Mon, 01 Jun 2026 12:00:01 GMT") == NOW + 1_000
     assert read_date("01 Jun 2026 12:00:01 GMT") is None
+
+
+@pytest.mark.parametrize(("status", "wait"), [("rejected", 60_000), ("allowed", None), (None, 60_000)])
+def test_the_window_of_a_claim_counts_only_while_it_is_rejected(status: str | None, wait: int | None) -> None:
+    headers = {
+        "anthropic-ratelimit-unified-representative-claim": "five_hour",
+        "anthropic-ratelimit-unified-5h-reset": str(NOW // 1_000 + 60),
+    }
+    if status is not None:
+        headers["anthropic-ratelimit-unified-status"] = status
+    hint = read_header_hint(headers, NOW, HintProfile())
+    assert (hint and hint.wait_ms) == wait
