@@ -29,7 +29,7 @@ from policy_service.domain.queue_admission import (
     recover_wedge,
 )
 from policy_service.domain.queue_admission import retry_after_s as start_after_s
-from policy_service.domain.queue_learning import RateEvidence, learn
+from policy_service.domain.queue_learning import RateEvidence, learn, without_stale
 
 QUEUE_TIMEOUT_MS: DurationMs = 30_000
 SATURATED = "concurrency_saturated"
@@ -198,6 +198,7 @@ def _full_gate(locked: Locked, passage: Passage) -> str:
 
 
 def _admit(locked: Locked, ask: PermitAsk, permit_id: str, replica: str) -> PermitOutcome:
+    _forget_stale(locked, ask.passage)
     if ask.budget_ms <= 0:
         return _admit_now(locked, ask, permit_id, replica)
     profile, key = ask.passage.profile or QueueProfile(), ask.passage.limiter
@@ -215,6 +216,14 @@ def _admit(locked: Locked, ask: PermitAsk, permit_id: str, replica: str) -> Perm
     if found.code is None:
         return PermitOutcome(ask.passage, found.row, at=locked.now)
     return _not_admitted(locked, ask, found.code)
+
+
+def _forget_stale(locked: Locked, passage: Passage) -> None:
+    gate = locked.book.gates[passage.limiter]
+    if gate.pace is not None and passage.profile is not None:
+        pace = without_stale(gate.pace, passage.profile, locked.now)
+        if pace is not gate.pace:
+            locked.book.put_gate(replace(gate, pace=pace))
 
 
 def _admit_now(locked: Locked, ask: PermitAsk, permit_id: str, replica: str) -> PermitOutcome:

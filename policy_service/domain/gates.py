@@ -105,6 +105,8 @@ class Pace:
     window_ms: DurationMs = 60_000
     gap_ms: DurationMs = 0
     last_start_at: Instant | None = None
+    learned_at: Instant | None = None
+    """When the upstream last said something that differs from the configuration; None: paced as configured."""
 
     def refreshed(self, now: Instant) -> Pace:
         """With the refill that is due, taken whole."""

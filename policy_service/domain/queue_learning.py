@@ -49,7 +49,20 @@ def learn(pace: Pace, profile: QueueProfile, evidence: RateEvidence, now: Instan
     if evidence.over_limit:
         learned = replace(learned, gap_ms=OVER_LIMIT_GAP_MS)
     gap = _body_gap(profile, evidence, queue_budget_ms)
-    return learned if gap is None else replace(learned, gap_ms=gap)
+    learned = learned if gap is None else replace(learned, gap_ms=gap)
+    if learned is pace:
+        return pace
+    return replace(learned, learned_at=None if learned == _rebuilt(pace, profile) else now)
+
+
+def without_stale(pace: Pace, profile: QueueProfile, now: Instant) -> Pace:
+    """Pace by configuration where what was learned is too old to be used, else as it stands.
+
+    The state is the fleet's: what a starting replica would ignore, every admission forgets.
+    """
+    if pace.learned_at is None or is_usable(pace.learned_at, now):
+        return pace
+    return _rebuilt(pace, profile)
 
 
 def _from_headers(pace: Pace, profile: QueueProfile, evidence: RateEvidence, now: Instant) -> Pace:
@@ -68,11 +81,15 @@ def _from_headers(pace: Pace, profile: QueueProfile, evidence: RateEvidence, now
 
 
 def _from_rate_limit(pace: Pace, profile: QueueProfile, evidence: RateEvidence, now: Instant) -> Pace:
-    """Learned values are dropped; the last start stays, it happened."""
-    rebuilt = replace(configured_pace(profile), last_start_at=pace.last_start_at)
+    rebuilt = _rebuilt(pace, profile)
     if evidence.body_hint_ms is None:
         return rebuilt
     return replace(rebuilt, tokens=0, refill_to=HINT_REFILL, refill_at=now + evidence.body_hint_ms)
+
+
+def _rebuilt(pace: Pace, profile: QueueProfile) -> Pace:
+    """Learned values are dropped; the last start stays, it happened."""
+    return replace(configured_pace(profile), last_start_at=pace.last_start_at)
 
 
 def _body_gap(profile: QueueProfile, evidence: RateEvidence, queue_budget_ms: DurationMs) -> DurationMs | None:
@@ -91,5 +108,5 @@ def may_write(last_written_at: Instant | None, now: Instant) -> bool:
 
 
 def is_usable(learned_at: Instant, now: Instant) -> bool:
-    """True if learned values are young enough for a replica that starts."""
+    """True if learned values are young enough to be used."""
     return now - learned_at <= LEARNED_LIFE_MS

@@ -11,6 +11,7 @@ from policy_service.application.replica import Replica
 from policy_service.domain.catalogue import Catalogue, Connection
 from policy_service.domain.gates import Pace
 from policy_service.domain.outcome import Origin
+from policy_service.domain.queue_learning import LEARNED_LIFE_MS
 from policy_service.storage.memory.permit_store import MemoryPermitStore
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
 from tests.replicas import FakeTime, ask, failure, make_replica, report, running, select
@@ -109,6 +110,18 @@ async def test_a_429_that_is_not_of_the_upstream_teaches_nothing(paced: Paced, f
     await paced.call(failure("paced", 500, headers=LIMIT_60))
     await paced.told(failure("paced", 429)._replace(**fields))  # type: ignore[arg-type]
     assert paced.pace.gap_ms == 990
+
+
+async def test_what_was_learned_is_forgotten_after_a_day_without_being_confirmed(paced: Paced) -> None:
+    await paced.call(failure("paced", 200, headers=LIMIT_60))
+    paced.time.ms += 43_200_000
+    await paced.call(failure("paced", 200, headers=LIMIT_60))
+    paced.time.ms += LEARNED_LIFE_MS
+    await paced.call(failure("paced", 200))
+    assert paced.pace.gap_ms == 990
+    paced.time.ms += 50
+    await paced.call(failure("paced", 200))
+    assert (paced.pace.gap_ms, paced.pace.learned_at) == (50, None)
 
 
 async def test_an_answer_of_another_connection_leaves_the_limiter_alone(paced: Paced) -> None:
