@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policy_service.domain import setting_specs  # noqa: F401  (fills the registry)
-from policy_service.domain.catalogue import Catalogue, Provider, ProviderDirectory
+from policy_service.domain.catalogue import Catalogue, Connection, Provider, ProviderDirectory
 from policy_service.domain.decision_record import Classification, DecisionRecord, Mode, Reason
 from policy_service.domain.gates import KEEP_ENDED_MS, Pace
 from policy_service.domain.ids import AuthClass
