@@ -33,6 +33,7 @@ from policy_service.application.report_outcome import ReportOutcome
 from policy_service.application.report_plan import scope_of
 from policy_service.application.report_result import ReportResult, decode, encode, fold_report
 from policy_service.application.select_target import SelectTarget
+from policy_service.application.stickiness import RouteStickiness
 from policy_service.application.upkeep_plan import upkeep_unit
 from policy_service.application.usage_wall import UsageWall
 from policy_service.application.view import View
@@ -144,6 +145,7 @@ class Replica:
         self.wall = UsageWall(
             self.view, store, self.clock, entropy, report_ms=settings.commit.report_ms, store_away=self.is_store_away
         )
+        stickiness = RouteStickiness(self.view)
         self.select = SelectTarget(
             self.view,
             self.clock,
@@ -153,6 +155,7 @@ class Replica:
             ManagedSelection(self.registry, self.leases),
             self.pins,
             self.wall,
+            stickiness,
             list_always=settings.list_exclusions_always,
         )
         self.report = ReportOutcome(
@@ -161,7 +164,15 @@ class Replica:
             self.commit,
             self.freshness,
             settings.name,
-            Endings(self.view, self.clock, self.grants, self.permits, self.pin_reports, LeaseReports(self.leases)),
+            Endings(
+                self.view,
+                self.clock,
+                self.grants,
+                self.permits,
+                self.pin_reports,
+                LeaseReports(self.leases),
+                stickiness,
+            ),
             self.wall,
         )
         self.follower = Follower(

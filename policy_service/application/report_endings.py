@@ -15,6 +15,7 @@ from policy_service.application.pin_reports import PinReports
 from policy_service.application.ports import Clock, StoreUnavailableError
 from policy_service.application.report_rates import NOTHING, rates_of
 from policy_service.application.report_result import ReportResult
+from policy_service.application.stickiness import RouteStickiness
 from policy_service.application.view import View
 from policy_service.domain.ids import Instant, ProviderId, Target
 from policy_service.domain.profiles import QueueProfile
@@ -52,6 +53,7 @@ class Endings:
         permits: Permits,
         pins: PinReports,
         leases: LeaseReports,
+        stickiness: RouteStickiness,
     ) -> None:
         self._view = view
         self._clock = clock
@@ -59,6 +61,7 @@ class Endings:
         self._permits = permits
         self._pins = pins
         self._leases = leases
+        self._stickiness = stickiness
 
     def free(self, request: ReportRequest) -> None:
         """A final report frees every permit of its decision; in the background, each slot once.
@@ -106,8 +109,13 @@ class Endings:
             return NO_LEASE
         return LeaseEnd(*await self._leases.end(request))
 
-    def pin(self, request: ReportRequest, served: Target, result: ReportResult | None, now: Instant) -> str:
-        """What becomes of the session pin: `kept`, `refreshed`, `evicted`, or empty without one."""
-        if request.token is None or request.token.pin is None:
+    def affinity(self, request: ReportRequest, served: Target, result: ReportResult | None, now: Instant) -> str:
+        """What becomes of the session pin: `kept`, `refreshed`, `evicted`, or empty without one; route stickiness hears
+        of the attempt too."""
+        if request.token is None:
+            return ""
+        is_success = result is None or result.is_success
+        self._stickiness.reported(request.token.decision_id, served, now, is_success=is_success)
+        if request.token.pin is None:
             return ""
         return self._pins.reported(request, served, result, now)

@@ -127,7 +127,7 @@ class ReportOutcome:
         self, request: ReportRequest, served: TokenTarget, now: Instant, lease: LeaseEnd = NO_LEASE
     ) -> ReportAnswer:
         """Answer to a success that changes nothing."""
-        pin = self._endings.pin(request, served.target, None, now)
+        pin = self._endings.affinity(request, served.target, None, now)
         answer = ReportAnswer(_SUCCESS, _RETURN, pin=pin, lease_result=lease.result, lease_code=lease.code)
         return self._stamp(answer, now)
 
@@ -252,7 +252,7 @@ class ReportOutcome:
             result.effects,
             reported.durable,
             ignored,
-            pin=self._endings.pin(request, served.target, result, now),
+            pin=self._endings.affinity(request, served.target, result, now),
             lease_result=lease.result,
             lease_code=lease.code,
         )

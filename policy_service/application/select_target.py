@@ -22,6 +22,7 @@ from policy_service.application.ports import Clock, Entropy
 from policy_service.application.selection import Opening, Selection
 from policy_service.application.selection_answers import gate_refusal, least, pool_name
 from policy_service.application.selection_replies import Replies
+from policy_service.application.stickiness import RouteStickiness
 from policy_service.application.usage_wall import UsageWall
 from policy_service.application.view import View
 
@@ -45,6 +46,7 @@ class SelectTarget:
         managed: ManagedSelection,
         pins: Pins,
         wall: UsageWall,
+        stickiness: RouteStickiness,
         *,
         list_always: bool = False,
     ) -> None:
@@ -54,7 +56,8 @@ class SelectTarget:
         self._pins = pins
         self._pinned = PinnedSelection(pins)
         self._ordering = Ordering(entropy)
-        self._opening = Opening(view, clock, entropy, managed.registry, self._ordering, grants.replica)
+        self._stickiness = stickiness
+        self._opening = Opening(view, clock, entropy, managed.registry, self._ordering, stickiness, grants.replica)
         self._passages = Passages(view)
         self._replies = Replies(
             view,
@@ -205,7 +208,10 @@ class SelectTarget:
         self._ordering.keep(s.pool, s.fresh_rotation)
         if s.pin is not None and position == s.order[0]:
             self._pins.dispatched(s.pin, s.now)
-        return self._replies.dispatch(s, position, granted)
+        answer = self._replies.dispatch(s, position, granted)
+        if s.sticky is not None:
+            self._stickiness.dispatched(s.decision_id, s.sticky)
+        return answer
 
     # -- leases ----------------------------------------------------------------------------------------
     async def _select_managed(self, s: Selection) -> SelectAnswer:

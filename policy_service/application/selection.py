@@ -13,11 +13,13 @@ from policy_service.application.pin_selection import Pinned
 from policy_service.application.pins import PinAnswer
 from policy_service.application.pools import Pool, Pools
 from policy_service.application.ports import Clock, Entropy
+from policy_service.application.stickiness import RouteStickiness
 from policy_service.application.view import View
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import ConnectionId, Instant, ModelId, ProviderId, Target
 from policy_service.domain.lease_context import is_managed
 from policy_service.domain.request_exhaustion import NOTHING, Exhausted, FailedAttempt, exhausted
+from policy_service.domain.stickiness import StickyKey
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Selection:
     accounts: dict[int, Target] | None = None
     """Accounts that replace the account strategy's choice, by position."""
     pin: PinAnswer | None = None
+    sticky: StickyKey | None = None
+    """Conversation that this decision belongs to, for route stickiness."""
 
     def target(self, position: int) -> Target:
         """Target that would serve an entry."""
@@ -77,13 +81,21 @@ class Opening:
     """Begins selections. Not thread-safe: one event loop owns it."""
 
     def __init__(
-        self, view: View, clock: Clock, entropy: Entropy, registry: Registry, ordering: Ordering, replica: str
+        self,
+        view: View,
+        clock: Clock,
+        entropy: Entropy,
+        registry: Registry,
+        ordering: Ordering,
+        stickiness: RouteStickiness,
+        replica: str,
     ) -> None:
         self._view = view
         self._clock = clock
         self._entropy = entropy
         self._registry = registry
         self._ordering = ordering
+        self._stickiness = stickiness
         self._pools = Pools(view.policy)
         self.gating = Gating(view, replica)
 
@@ -103,7 +115,16 @@ class Opening:
         if request.earlier_attempts or request.forced_connection or reach is not None:
             self._narrow(s, reach)
         s.order, s.fresh_rotation = self._ordering.order(pool, s.order)
+        if request.route and request.session.first_user_text:
+            self._stick(s)
         return s
+
+    def _stick(self, s: Selection) -> None:
+        """The target that served this conversation last goes first (affinity.md section 8)."""
+        s.sticky = self._stickiness.key(s.request, s.pool.options)
+        first = self._stickiness.prefer(s.sticky, s.order, s.gated.targets, s.now)
+        if first is not None:
+            s.order = (first, *(position for position in s.order if position != first))
 
     def eligible_accounts(self, s: Selection, position: int) -> Sequence[Target]:
         """Accounts of an entry that pass the gates."""
