@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from policy_service.bootstrap import RELEASE
-from policy_service.generated.policy.v1 import admin_pb2, policy_pb2, types_pb2
+from policy_service.generated.policy.v1 import admin_pb2, permit_pb2, policy_pb2, types_pb2
 from policy_service.transport.grpc.admin_servicer import SERVICE
 from tests.integration.operating import (
     becomes,
@@ -326,7 +326,10 @@ async def test_an_outcome_is_classified_without_a_trace(tmp_path: Path, embedded
 async def test_health_says_what_is_wrong(tmp_path: Path, embedded_url: str) -> None:
     async with operated(tmp_path, embedded_url) as one:
         await open_breaker(one)
+        slot = permit_pb2.AcquirePermitRequest(gates=[permit_pb2.Gate(key="g", limit=2)], request_id="q")
+        await one.policy.AcquirePermit(slot)
         seen = await one.admin.GetHealth(admin_pb2.GetHealthRequest())
+        assert (seen.active_leases, seen.held_permits, seen.waiting_permits, seen.active_lanes) == (0, 1, 0, 0)
         assert (seen.status, seen.replica, seen.version) == (admin_pb2.HEALTH_STATUS_OK, "one", RELEASE)
         assert seen.database.reachable
         assert seen.database.HasField("latency_ms")

@@ -212,7 +212,7 @@ async def test_the_readme_names_exactly_the_calls_that_are_not_answered_yet(tmp_
 async def test_the_readme_names_exactly_the_strategies_that_are_refused(tmp_path: Path, embedded_url: str) -> None:
     refused = []
     async with serving(config(tmp_path, embedded_url)) as (_, stub):
-        for name in ROUTE_STRATEGIES:
+        for name in (*ROUTE_STRATEGIES, "quota-share"):
             try:
                 await stub.SelectTarget(selection("a", strategy=name))
             except grpc.aio.AioRpcError as error:
