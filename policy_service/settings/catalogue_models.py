@@ -153,10 +153,10 @@ def whole_cap(value: float | None) -> int | None:
 class TargetEntry(Strict):
     """One entry of a route."""
 
-    key: Name = Field(default="", max_length=400, description="Name in answers; empty: provider/connection/model.")
+    key: Name = Field(default="", max_length=256, description="Name in answers; empty: provider/connection/model.")
     provider: Name = Field(default="", max_length=200, description="Provider id or alias; empty: the connection's.")
     connection: Name = Field(default="", max_length=200, description="Connection id; empty: any of the provider's.")
-    model: Name = Field(default="", max_length=400, description="Model id as sent upstream.")
+    model: Name = Field(default="", max_length=256, description="Model id as sent upstream.")
     weight: Weight = Field(default=1.0, description="Share (weighted, quota-share).")
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, description="Lower goes first (priority).")
     fallback_only_on_quota: bool = Field(
