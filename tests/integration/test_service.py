@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
+from policy_service.cli import exit_codes
 from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, types_pb2
+from policy_service.storage.postgres import schema
+from tests.contract.beside import driver
 from tests.integration.serving import config, outcome, process, ready, selection, serving
 from tests.replicas import EXAMPLE_CATALOGUE
 
@@ -281,3 +287,68 @@ async def test_an_unknown_provider_without_a_class_gets_the_api_key_profile(tmp_
         assert not reported.verdict.terminal_state
         again = await stub.SelectTarget(policy_pb2.SelectTargetRequest(candidates=request.candidates, explain=True))
         assert [e.reason_text for e in again.exclusions] == ["connection_cooldown"]
+
+
+async def test_a_hangup_makes_a_running_service_read_its_catalogue_again(tmp_path: Path) -> None:
+    """The file is not looked at by itself within the test: only the signal can have it read."""
+    path, port = tmp_path / "catalogue.yaml", free_port()
+    route = "routes: [{name: r, strategy: priority, targets: [{provider: openai, model: %s}]}]\n"
+    path.write_text(route % "m1")
+    request = policy_pb2.SelectTargetRequest(route="r")
+    with process(tmp_path, port, "--catalogue", str(path), "--set", "catalogue_poll_ms=3600000") as service:
+        await ready(service.address)
+        async with grpc.aio.insecure_channel(service.address) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            assert (await stub.SelectTarget(request)).dispatch.target.model == "m1"
+            path.write_text(route % "m2")
+            await asyncio.sleep(0.5)
+            assert (await stub.SelectTarget(request)).dispatch.target.model == "m1"
+            service.child.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(10):
+                while (answer := await stub.SelectTarget(request)).dispatch.target.model != "m2":
+                    await asyncio.sleep(0.02)
+            assert answer.policy_revision == 2
+            path.write_text("routes: [{name: r, strategy: nonsense, targets: []}]\n")
+            service.child.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(10):
+                while "is not usable, revision 2 stays" not in service.log.read_text():
+                    await asyncio.sleep(0.02)
+            assert (await stub.SelectTarget(request)).dispatch.target.model == "m2"
+        assert service.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "needed", "remedy"),
+    [
+        (schema.expected(), "9998", schema.REMEDY_OLDER),
+        ("9999", schema.expected(), schema.REMEDY_NEWER),
+    ],
+    ids=["older", "newer"],
+)
+async def test_serve_against_the_schema_of_another_release_ends_with_its_code_and_a_remedy(
+    tmp_path: Path, embedded_url: str, found: str, needed: str, remedy: str
+) -> None:
+    """An older database is one of this release under a program that wants a later schema."""
+    async with driver(embedded_url) as other:
+        await other.execute("UPDATE alembic_version SET version_num = $1", found)
+    program = (
+        "from policy_service.storage.postgres import schema\n"
+        f"schema.expected = lambda: {needed!r}\n"
+        "from policy_service.__main__ import main\n"
+        "import sys; sys.exit(main())\n"
+    )
+    arguments = ["serve", "--data-dir", str(tmp_path), "--database-url", embedded_url.replace("+asyncpg", "")]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program, *arguments, "--set", f"listen.tcp=127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == exit_codes.SCHEMA == 4, ended.stderr
+    told = " ".join(ended.stderr.split())
+    assert f"database schema is {found}, this release needs {needed}: {remedy}" in told
+    assert "Traceback" not in ended.stderr
+    async with driver(embedded_url) as other:
+        assert await other.fetchval("SELECT version_num FROM alembic_version") == found
