@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from policy_service.cli import exit_codes
-from policy_service.cli.output import note, problems, say, warnings
+from policy_service.cli.errors import report_error
+from policy_service.cli.output import say, warnings
 from policy_service.cli.process_options import ProcessFlags, process_options
 
 app = typer.Typer(
@@ -41,26 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
     except Exception as error:
-        return _report(error)
+        return report_error(error)
     return exit_codes.OK
-
-
-def _report(error: Exception) -> int:
-    """Print a known error and return its exit code; an unknown one is raised again."""
-    from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
-    from policy_service.settings.problems import ConfigError
-
-    if isinstance(error, ConfigError):
-        problems(error.problems)
-        note(f"{len(error.problems)} problem(s); nothing was started or changed")
-        return exit_codes.CONFIGURATION
-    if isinstance(error, SchemaMismatchError):
-        note(f"error: {error}")
-        return exit_codes.SCHEMA
-    if isinstance(error, StoreUnavailableError):
-        note(f"error: database: {error}; check its address, that it runs, and that it lets this host in")
-        return exit_codes.STORE_AWAY
-    raise error
 
 
 @app.command()

@@ -19,6 +19,7 @@ from rich.table import Table
 from policy_service import bootstrap
 from policy_service.bootstrap import Service, Worker
 from policy_service.cli import exit_codes
+from policy_service.cli.errors import report_error
 from policy_service.settings.server import ServerConfig
 from policy_service.transport.grpc.listeners import TcpAddress, require_free_port
 
@@ -72,7 +73,11 @@ def _end_with_parent() -> None:
 def _work(config: ServerConfig, environment: Mapping[str, str], worker: Worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a terminal's Ctrl-C reaches both
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    sys.exit(bootstrap.serve(config, environment, announce, worker))
+    try:
+        code = bootstrap.serve(config, environment, announce, worker)
+    except Exception as error:
+        code = report_error(error)
+    sys.exit(code)
 
 
 class _Parent:
@@ -113,7 +118,9 @@ class _Parent:
     def _watch(self) -> None:
         for index, worker in list(self._workers.items()):
             worker.join(timeout=0.2)
-            if worker.exitcode and not self._is_ending:
+            if worker.exitcode in (exit_codes.CONFIGURATION, exit_codes.SCHEMA) and not self._is_ending:
+                self._end(signal.SIGTERM, None)  # another start would meet the same
+            elif worker.exitcode and not self._is_ending:
                 print(f"worker {index} ended with {worker.exitcode}; starting it again", file=sys.stderr)
                 time.sleep(RESTART_PAUSE_S)
                 self._start(index)

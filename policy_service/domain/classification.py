@@ -164,6 +164,7 @@ def _with_match(
         rule_id=match.id,
         rule_scope=match.scope,
         rule_scope_honored=match.is_honored,
+        rule_by_operator=match.by_operator,
     )
 
 

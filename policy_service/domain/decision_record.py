@@ -73,6 +73,7 @@ class Classification:
     """Id of the provider or operator rule that matched."""
     rule_scope: str | None = None
     rule_scope_honored: bool = False
+    rule_by_operator: bool = False
     exact_quota: bool = False
     """One of the fixed quota durations of steps 8 to 14: an exact value for model locks."""
     uncapped: bool = False

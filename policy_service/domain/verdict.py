@@ -48,6 +48,16 @@ class Verdict:
     rule: str = ""
 
 
+_RULE_REASONS: Final[dict[str, str]] = {
+    Reason.QUOTA_EXHAUSTED: "quota_exhausted",
+    Reason.RATE_LIMIT_EXCEEDED: "rate_limit",
+    Reason.MODEL_CAPACITY: "overloaded",
+    Reason.SERVER_ERROR: "server_error",
+    Reason.AUTH_ERROR: "auth_error",
+}
+"""Reason of a configured rule -> reason of the verdict; `unknown` leaves the table's."""
+
+
 class Case:
     """One failure with everything that the rows look at."""
 
@@ -103,7 +113,15 @@ def judge_reading(reading: Reading, guard: str, found: Classification) -> Verdic
     scope = limit_scope(case) if row.scope == LIMIT else row.scope
     fallback = guard_allows_fallback(case.guard) if row.id == _BY_GUARD else row.fallback
     wait = reading.stated_wait_ms if row.states_wait else None
+    if found.rule_by_operator and not case.guard and row.terminal is None:
+        return _by_operator(found, row.reason, wait)
     return Verdict(scope, row.reason, fallback, wait, row.terminal, _rule_name(row, case))
+
+
+def _by_operator(found: Classification, reason: str, wait: DurationMs | None) -> Verdict:
+    """What the operator says of an answer stands before what this table would make of it."""
+    scope = MODEL if found.rule_scope == "model" else CONNECTION
+    return Verdict(scope, _RULE_REASONS.get(found.reason, reason), True, wait, None, found.rule_id or found.rule)
 
 
 def limit_scope(case: Case) -> str:

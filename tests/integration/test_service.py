@@ -352,3 +352,23 @@ async def test_serve_against_the_schema_of_another_release_ends_with_its_code_an
     assert "Traceback" not in ended.stderr
     async with driver(embedded_url) as other:
         assert await other.fetchval("SELECT version_num FROM alembic_version") == found
+
+
+async def test_workers_that_meet_a_newer_schema_end_the_service_with_its_code_and_are_not_started_again(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    async with driver(embedded_url) as other:
+        await other.execute("UPDATE alembic_version SET version_num = '9999'")
+    arguments = ["serve", "--data-dir", str(tmp_path), "--database-url", embedded_url.replace("+asyncpg", "")]
+    more = ["--set", f"listen.tcp=127.0.0.1:{free_port()}", "--workers", "2"]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "policy_service", *arguments, *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 4, ended.stderr
+    assert schema.REMEDY_NEWER in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
