@@ -15,6 +15,7 @@ from policy_service.domain.breaker_controls import load_row
 from policy_service.domain.connection_state import ConnectionState
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
+from policy_service.domain.lockout_upkeep import LockListing, listing
 from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import R, Row
@@ -34,21 +35,6 @@ class BreakerView:
     generation: int
     live_probes: int
     last_failure_at: Instant | None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCooldown:
-    """One model lock in force."""
-
-    provider: str
-    connection: str
-    model: str
-    key_kind: str
-    reason: str
-    until: Instant
-    remaining_ms: DurationMs
-    failure_count: int
-    hint_source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +86,9 @@ class Listings:
         rows = sorted(self._rows(BreakerState, provider), key=lambda row: row.name)
         return tuple(breaker_view(row, policy, now) for row in rows)
 
-    def model_cooldowns(self, provider: str = "", connection: str = "") -> tuple[ModelCooldown, ...]:
+    def model_cooldowns(self, provider: str = "", connection: str = "") -> tuple[LockListing, ...]:
         """Model locks in force, the longest first."""
-        now = self._clock.now()
-        rows = self._rows(ModelLockState, provider, connection)
-        found = [_model_cooldown(row, now) for row in rows if lockout.is_locked(row, now)]
+        found = listing(self._rows(ModelLockState, provider, connection), self._clock.now())
         return tuple(sorted(found, key=lambda item: (-item.remaining_ms, item.provider, item.connection, item.model)))
 
     def state(
@@ -158,21 +142,6 @@ def breaker_view(row: BreakerState, policy: Policy, now: Instant) -> BreakerView
 def breaker_repaired(row: BreakerState, policy: Policy) -> BreakerState:
     """The row as every decision reads it (spec/breaker.md section 11)."""
     return load_row(row, policy.for_connection(row.provider, row.connection).breaker)
-
-
-def _model_cooldown(row: ModelLockState, now: Instant) -> ModelCooldown:
-    until = row.until or now
-    return ModelCooldown(
-        row.provider,
-        row.connection,
-        row.model or row.model_key,
-        row.written_as or row.key_kind,
-        row.reason,
-        until,
-        until - now,
-        row.failure_count,
-        row.hint_source,
-    )
 
 
 # -- any row in one line -----------------------------------------------------------------------------

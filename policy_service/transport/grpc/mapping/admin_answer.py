@@ -10,8 +10,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from policy_service.application.admin_catalogue import RuleWarning, Setting, Settings
 from policy_service.application.admin_health import Health, mechanism_of
-from policy_service.application.admin_listings import BreakerView, ModelCooldown, StatePage, StateRow
+from policy_service.application.admin_listings import BreakerView, StatePage, StateRow
 from policy_service.domain import facts as recorded
+from policy_service.domain.lockout_upkeep import LockListing
 from policy_service.generated.policy.v1 import admin_pb2
 from policy_service.transport.grpc.mapping.admin_request import write_place
 from policy_service.transport.grpc.wire_enums import BREAKER_CONTROL, BREAKER_STATE, HEALTH, MECHANISM
@@ -32,7 +33,7 @@ def breaker(each: BreakerView) -> admin_pb2.Breaker:
     )
 
 
-def model_cooldown(each: ModelCooldown) -> admin_pb2.ModelCooldown:
+def model_cooldown(each: LockListing) -> admin_pb2.ModelCooldown:
     """One model lock."""
     return admin_pb2.ModelCooldown(
         provider=each.provider,
