@@ -17,6 +17,7 @@ from policy_service.domain.retry_grammar import (
     read_zone,
     whole_duration,
 )
+from policy_service.domain.retry_headers import read_reset
 from policy_service.domain.retry_hints import read_header_hint
 
 NOW = int(datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp() * 1_000)
@@ -141,3 +142,18 @@ def test_the_window_of_a_claim_counts_only_while_it_is_rejected(status: str | No
         headers["anthropic-ratelimit-unified-status"] = status
     hint = read_header_hint(headers, NOW, HintProfile())
     assert (hint and hint.wait_ms) == wait
+
+
+SECONDS = NOW // 1_000
+
+
+@pytest.mark.parametrize(
+    ("value", "wait"),
+    [
+        ("30", 30_000), (str(SECONDS + 90), 90_000), (str(NOW + 90_000), 90_000), ("2m", 120_000),
+        ("1700000000", 1_700_000_000_000), ("1700000001", 1_700_000_001_000 - NOW),
+        ("10000000000", 10_000_000_000_000 - NOW), ("10000000001", 10_000_000_001 - NOW), ("", None), ("soon", None),
+    ],
+)  # fmt: skip
+def test_a_reset_is_seconds_to_go_or_an_epoch_time_by_its_size(value: str, wait: int | None) -> None:
+    assert read_reset(value, NOW) == wait
