@@ -177,6 +177,8 @@ class SelectTarget:
         s.now = self._clock.now()
         gate = self._opening.gating.check(s.target(position), s.pool, position, s.now)
         if gate.exclusion is None:
+            target = s.target(position)
+            s.excluded = tuple(each for each in s.excluded if each.target != target)  # the cap that it waited for
             return self._dispatch(s, position, granted)
         if granted is not None:
             self._grants.give_back(granted)

@@ -10,11 +10,15 @@ def report_error(error: Exception) -> int:
     """Print a known error and return its exit code; an unknown one is raised again."""
     from policy_service.application.ports import SchemaMismatchError, StoreUnavailableError
     from policy_service.settings.problems import ConfigError
+    from policy_service.transport.grpc.tls import ListenError
 
     if isinstance(error, ConfigError):
         problems(error.problems)
         note(f"{len(error.problems)} problem(s); nothing was started or changed")
         return exit_codes.CONFIGURATION
+    if isinstance(error, ListenError):
+        note(f"error: {error}")
+        return exit_codes.FAILED
     if isinstance(error, SchemaMismatchError):
         note(f"error: {error}")
         return exit_codes.SCHEMA

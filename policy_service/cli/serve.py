@@ -29,10 +29,10 @@ RESTART_PAUSE_S = 1.0
 
 def run(config: ServerConfig, environment: Mapping[str, str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
+    for text in config.listen.tcp:  # first of all: a start that must fail changes nothing
+        require_free_port(TcpAddress.parse(text))
     if config.workers == 1:
         return bootstrap.serve(config, environment, announce)
-    for text in config.listen.tcp:
-        require_free_port(TcpAddress.parse(text))
     return _Parent(config, environment).run()
 
 

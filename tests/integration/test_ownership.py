@@ -124,7 +124,9 @@ async def test_a_repeated_request_id_gets_the_same_permit(tmp_path: Path, embedd
 
 async def test_a_request_without_a_route_waits_in_line_for_its_turn(tmp_path: Path, embedded_url: str) -> None:
     direct = policy_pb2.SelectTargetRequest(
-        candidates=[types_pb2.Candidate(provider="openai", connection="one", model="m")], wait_budget_ms=8_000
+        candidates=[types_pb2.Candidate(provider="openai", connection="one", model="m")],
+        wait_budget_ms=8_000,
+        explain=True,
     )
     async with fleet(tmp_path, embedded_url, 2) as (one, two):
         first = await one.SelectTarget(direct)
@@ -133,6 +135,7 @@ async def test_a_request_without_a_route_waits_in_line_for_its_turn(tmp_path: Pa
         assert not waiting.done()
         await one.ReportOutcome(final(first))
         second = await asyncio.wait_for(waiting, 8)
+        assert not second.exclusions
         assert second.dispatch.target.connection == "one"
         assert second.dispatch.waited_ms >= 200
 

@@ -372,3 +372,26 @@ async def test_workers_that_meet_a_newer_schema_end_the_service_with_its_code_an
     assert ended.returncode == 4, ended.stderr
     assert schema.REMEDY_NEWER in " ".join(ended.stderr.split())
     assert "Traceback" not in ended.stderr
+
+
+async def test_a_start_on_a_port_in_use_changes_nothing_and_says_what_to_do(tmp_path: Path, embedded_url: str) -> None:
+    catalogue = tmp_path / "catalogue.yaml"
+    catalogue.write_text("connections: [{id: a, provider: openai}]\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        arguments = ["serve", "--data-dir", str(tmp_path), "--database-url", embedded_url.replace("+asyncpg", "")]
+        more = ["--catalogue", str(catalogue), "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
+        ended = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "policy_service", *arguments, *more],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "address in use; stop the other process" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+    async with driver(embedded_url) as other:
+        assert await other.fetchval("SELECT count(*) FROM catalogue_revision") == 0
