@@ -37,6 +37,8 @@ def derive(ports: Mapping[str, int], pace: Pace) -> dict[str, Any]:
     document["routes"].append(dict(_RESALE))
     for connection in document["connections"]:
         connection["address"] = f"127.0.0.1:{ports[connection['id']]}"
+    # No lease here: the account that the agent may lease would be hidden from the gateway.
+    document["callers"] = [caller for caller in document["callers"] if not caller.get("scopes")]
     document["settings"] |= _short_times(pace)
     document["providers"] = [_short_breaker(entry, pace) for entry in document["providers"]]
     return document
