@@ -168,9 +168,12 @@ async def test_slots_of_a_killed_replica_are_back_within_the_ttl(embedded_url: s
                 await asyncio.sleep(0.02)
                 assert time.monotonic() - began < SHORT_TTL_MS / 1000 + 1
             back_ms = await now_of(connection) - killed_at
-            await asyncio.sleep(2)
-            run = await read_run(connection, killed_at, await now_of(connection))
-    served = [row for row in run.rows if row.held_at is not None and row.held_at > killed_at + back_ms]
+            served: list[Row] = []
+            # The dead replica's tickets may stand first in line: each is offered a slot, and lapses, before the others.
+            while {row.replica for row in served} < {"r1", "r2", "r3"} and time.monotonic() - began < 30:
+                await asyncio.sleep(0.5)
+                run = await read_run(connection, killed_at, await now_of(connection))
+                served = [row for row in run.rows if row.held_at is not None and row.held_at > killed_at + back_ms]
     print(f"\n{held} slots of the killed replica were back after {back_ms} ms; {len(served)} served since")
     assert back_ms <= SHORT_TTL_MS + 500
     assert run.most_held <= CAP
