@@ -107,13 +107,12 @@ class ManagedSelection:
 
     def __init__(self, registry: Registry, book: LeaseBook) -> None:
         self.registry = registry
-        self._registry = registry
         self._book = book
 
     @property
     def hidden(self) -> frozenset[str]:
         """Connections that only managed callers see (reason `lease_hidden`); from the policy, without the store."""
-        return self._registry.now_in_force.managed
+        return self.registry.now_in_force.managed
 
     def concerns(self, request: SelectRequest) -> bool:
         """True for managed callers, and for calls that carry a lease context."""
@@ -180,7 +179,7 @@ class ManagedSelection:
         )
         cause = Cause("", 0, request_id=run.request_id)
         with hard():
-            step = await self._book.transition(call, terms_of(self._registry, target.connection), cause)
+            step = await self._book.transition(call, terms_of(self.registry, target.connection), cause)
         verdict = after_claim(step.result)
         if verdict is ClaimVerdict.STALE:
             raise error_of(LeaseRefusal(LeaseCode.FENCE_STALE))
@@ -203,11 +202,11 @@ class ManagedSelection:
 
     # -- steps ---------------------------------------------------------------------------------------
     def _caller(self, request: SelectRequest) -> Caller | None:
-        return self._registry.now_in_force.find(request.caller_id, request.caller_key_sha256)
+        return self.registry.now_in_force.find(request.caller_id, request.caller_key_sha256)
 
     def _delay(self, connection: str) -> LeaseTerms:
         """The pause of a fresh listing is the claim's to check, which reads the time of the listing."""
-        return LeaseTerms(terms_of(self._registry, connection).lock_delay_ms)
+        return LeaseTerms(terms_of(self.registry, connection).lock_delay_ms)
 
     async def _invalidate(self, own: LeaseRow, reason: EndReason, request_id: str) -> None:
         call = LeaseCall(own.owner_hash, own.api_key_id, own.generation, reason=reason)
