@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from policy_service.domain.stream_events import choice_error
+
 Node = Mapping[str, object]
 
 MAX_DEPTH = 6
@@ -88,14 +90,6 @@ def _as_node(value: object, depth: int = 0) -> Node | None:
     if isinstance(value, str) and depth == 0 and "{" in value and '"' in value:
         return _as_node(_first_object(value), 1)
     return None
-
-
-def choice_error(node: Node) -> Node | None:
-    """Error that the first choice of a chat completion carries instead of a message; None without one."""
-    choices = node.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    error = first.get("error") if isinstance(first, dict) else None
-    return error if isinstance(error, dict) and error else None
 
 
 def _inner(node: Node) -> Node | None:

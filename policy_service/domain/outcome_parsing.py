@@ -22,9 +22,10 @@ from policy_service.domain.error_kinds import (
     UNKNOWN_KIND_STATUS,
     NetworkFailure,
 )
-from policy_service.domain.error_object import ErrorObject, Node, choice_error, describe, error_nodes, member, read_json
+from policy_service.domain.error_object import ErrorObject, describe, error_nodes, read_json
 from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
+from policy_service.domain.stream_events import carries_error
 
 BODY_LIMIT = 65_536
 """Bytes of a body that are kept."""
@@ -206,41 +207,6 @@ _ERROR_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "ba
 def _may_be_error(text: str) -> bool:
     """Cheap look before a 2xx body is parsed: most are plain successes."""
     return any(mark in text for mark in _ERROR_MARKS)
-
-
-_BARE_MESSAGES = frozenset({"message", "msg", "error_msg"})
-_RESULTS = frozenset({"choices", "output", "candidates", "content", "data", "result", "results", "embeddings", "id"})
-_SUCCESS_CODES = frozenset({"0", "200", "ok", "success", "succeeded"})
-
-
-def carries_error(body: object | None) -> bool:
-    """True where a JSON body (of a 2xx answer or a stream event) is an error."""
-    root = next((item for item in body[:4] if isinstance(item, dict)), None) if isinstance(body, list) else body
-    if not isinstance(root, dict):
-        return False
-    if isinstance(member(root, "error"), (dict, str)) and member(root, "error"):
-        return True
-    if root.get("type") in ("error", "response.failed") or root.get("object") == "error":
-        return True
-    return choice_error(root) is not None or _reports_failure(root) or _is_bare_failure(root)
-
-
-def _is_bare_failure(root: Node) -> bool:
-    """A root that is nothing but a code and a message: no result stands beside them, and the code is no success."""
-    if not _BARE_MESSAGES.intersection(root) or _RESULTS.intersection(root):
-        return False
-    code = root.get("error_code", root.get("code"))
-    if isinstance(code, str):
-        return bool(code) and code.lower() not in _SUCCESS_CODES
-    return isinstance(code, int) and not isinstance(code, bool) and code not in (0, 200)
-
-
-def _reports_failure(root: Node) -> bool:
-    """Envelopes that carry their own result: `success: false`, or a business code other than zero."""
-    result = root.get("base_resp")
-    if isinstance(result, dict):
-        return result.get("status_code") not in (0, "0", None)
-    return root.get("success") is False and bool(root.get("errors") or root.get("message") or root.get("msg"))
 
 
 def _stream_error(text: str) -> object | None:

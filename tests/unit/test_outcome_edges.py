@@ -12,13 +12,13 @@ from policy_service.domain.error_object import ErrorObject, describe, error_node
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.outcome_parsing import (
     RawOutcome,
-    carries_error,
     network_failure,
     parse_outcome,
     status_of_kind,
 )
 from policy_service.domain.profiles import HintProfile
 from policy_service.domain.retry_hints import read_hint
+from policy_service.domain.stream_events import carries_error
 
 
 def error_of(body: object) -> ErrorObject:
