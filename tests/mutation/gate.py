@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType
 
@@ -37,18 +38,29 @@ def options(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time")
     parser.add_argument("--minutes", type=float, default=0, help="stop after; what is left is not counted")
     parser.add_argument("--report", default="", help="append all trials to this file, as JSON lines")
-    parser.add_argument("--again", default="", help="a report of the same sources: what was noticed there is settled")
+    parser.add_argument(
+        "--again", default="", help="a report: what was noticed there in a file that has not changed since is settled"
+    )
     return parser.parse_args(given)
 
 
+@cache
+def source_of(module: str) -> str:
+    """Digest of a file: a trial is worth nothing once the file has changed."""
+    path = ROOT / module
+    return sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
 def earlier(path: str) -> list[Trial]:
-    """Trials of a report, in order."""
+    """Trials of a report whose files are still the same, in order."""
     if not path:
         return []
     with open(path, encoding="utf-8") as lines:
         found = [json.loads(line) for line in lines]
     return [
-        Trial(each["module"], Mutant(**each["mutant"]), each["change"], each["verdict"], each["by"]) for each in found
+        Trial(each["module"], Mutant(**each["mutant"]), each["change"], each["verdict"], each["by"])
+        for each in found
+        if each.get("source") == source_of(each["module"])
     ]
 
 
@@ -123,8 +135,9 @@ def _tried(bench: Bench, shard: Sequence[tuple[str, Mutant]], report: str, deadl
             break
         started = time.monotonic()
         trials.append(bench.try_out(module, mutant))
+        extra = {"seconds": round(time.monotonic() - started, 2), "source": source_of(module)}
         with open(report, "a", encoding="utf-8") as out:
-            out.write(json.dumps({"seconds": round(time.monotonic() - started, 2), **asdict(trials[-1])}) + "\n")
+            out.write(json.dumps(extra | asdict(trials[-1])) + "\n")
     return trials
 
 

@@ -23,6 +23,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "settings and catalogue": ("settings", "setting_specs", "policy", "profiles", "catalogue", "facts", "ids", "state"),
     "strategies": ("strategies/*", "quota_share", "stickiness"),
     "leases and affinity": ("lease*", "affinity", "session_key"),
-    "permits and queue": ("permits", "queue*", "line", "rate_headers"),
+    "permits and queue": ("permits", "queue*", "line", "rate_*"),
     "usage wall": ("usage_wall*",),
 }  # fmt: skip
