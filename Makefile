@@ -15,9 +15,9 @@ $(VENV)/.service: pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.ready: $(VENV)/.service
+$(VENV)/.ready: $(VENV)/.service adapters/python_client/pyproject.toml
 	@echo "installing what the tests need (once, about a minute)"
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e adapters/python_client
 	touch $@
 
 run: $(VENV)/.service ## start the service with an embedded Postgres and no configuration
@@ -38,6 +38,7 @@ lint: $(VENV)/.ready ## ruff, mypy --strict, import rules, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python adapters/python_client/carry.py --check
 
 fleet: $(VENV)/.ready ## the long forms of the fleet and fault suites
 	POLICY_FLEET_LONG=1 $(BIN)/pytest tests/fleet tests/fault -s -m "long or not long" --timeout 1800
@@ -56,6 +57,7 @@ mutation: $(VENV)/.ready ## mutation score of the pure core
 
 proto: $(VENV)/.ready ## regenerate the Python stubs
 	$(BIN)/python proto/generate.py
+	$(BIN)/python adapters/python_client/carry.py
 
 buf: ## lint the contract and look for breaking changes (needs Node)
 	cd proto && npm ci --no-audit --no-fund --silent && npm run --silent lint && npm run --silent breaking

@@ -1,10 +1,10 @@
-"""Writes policy_service/generated from the contract, or checks that it is up to date.
+"""Writes the Python stubs of the service and of its client from the contract, or checks that they are up to date.
 
     python proto/generate.py            write
     python proto/generate.py --check    exit 1 and name the files that differ
 
 Only policy/v1 and policy/internal/v1 are generated; google/rpc comes from googleapis-common-protos. protoc writes
-imports that assume the contract's package to be top level; they are rewritten to policy_service.generated.
+imports that assume the contract's package to be top level; they are rewritten to the package of each destination.
 """
 
 from __future__ import annotations
@@ -14,24 +14,40 @@ import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent
-OUT = ROOT.parent / "policy_service" / "generated"
-PACKAGE = "policy_service.generated"
 SUFFIXES = {".py", ".pyi"}
 
 _FROM = re.compile(r"^(\s*)from policy\.", re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*)import policy\.", re.MULTILINE)
 
 
-def sources() -> list[str]:
-    """Contract files, relative to proto/."""
-    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("policy/**/*.proto"))
+class Destination(NamedTuple):
+    """A package that carries stubs: its directory below the repository, its name, the contract files it is made of."""
+
+    directory: str
+    package: str
+    files: str
+
+    @property
+    def path(self) -> Path:
+        return ROOT.parent / self.directory
+
+    def sources(self) -> list[str]:
+        """Contract files, relative to proto/."""
+        return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(self.files))
 
 
-def generate(target: Path) -> None:
+DESTINATIONS = (
+    Destination("policy_service/generated", "policy_service.generated", "policy/**/*.proto"),
+    Destination("adapters/python_client/policy_client/_generated", "policy_client._generated", "policy/v1/*.proto"),
+)
+
+
+def generate(sources: list[str], target: Path) -> None:
     """Run protoc with the Python, gRPC and stub plugins into `target`."""
     # The plugins of this very interpreter, not whatever PATH finds.
     scripts = Path(sys.executable).parent
@@ -45,23 +61,23 @@ def generate(target: Path) -> None:
         f"--grpc_python_out={target}",
         f"--mypy_out=quiet:{target}",
         f"--mypy_grpc_out=quiet:{target}",
-        *sources(),
+        *sources,
     ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
 
 
-def rewritten(text: str) -> str:
+def rewritten(text: str, package: str) -> str:
     """`from policy.v1 import x` becomes `from policy_service.generated.policy.v1 import x`."""
-    return _IMPORT.sub(rf"\1import {PACKAGE}.policy.", _FROM.sub(rf"\1from {PACKAGE}.policy.", text))
+    return _IMPORT.sub(rf"\1import {package}.policy.", _FROM.sub(rf"\1from {package}.policy.", text))
 
 
-def tree() -> dict[str, str]:
-    """Path below generated/ -> text, packages' __init__ files included."""
+def tree(destination: Destination) -> dict[str, str]:
+    """Path below the destination -> text, packages' __init__ files included."""
     with tempfile.TemporaryDirectory() as name:
-        generate(Path(name))
+        generate(destination.sources(), Path(name))
         written = [path for path in Path(name).rglob("*") if path.suffix in SUFFIXES and not _is_noise(path)]
-        found = {str(path.relative_to(name)): rewritten(path.read_text()) for path in written}
+        found = {str(path.relative_to(name)): rewritten(path.read_text(), destination.package) for path in written}
     return {**found, **dict.fromkeys(_package_files(found), "")}
 
 
@@ -75,31 +91,33 @@ def _package_files(found: dict[str, str]) -> set[str]:
     return {str(parent / "__init__.py") for parent in parents}
 
 
-def drift(expected: dict[str, str]) -> list[str]:
+def drift(out: Path, expected: dict[str, str]) -> list[str]:
     """Files that are missing, differ, or are no longer generated."""
-    present = {str(p.relative_to(OUT)): p.read_text() for p in OUT.rglob("*") if p.suffix in SUFFIXES}
+    present = {str(p.relative_to(out)): p.read_text() for p in out.rglob("*") if p.suffix in SUFFIXES}
     return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))
 
 
-def write(expected: dict[str, str]) -> None:
-    """Make generated/ equal to `expected`."""
-    for path in drift(expected):
+def write(out: Path, expected: dict[str, str]) -> None:
+    """Make the directory equal to `expected`."""
+    for path in drift(out, expected):
         if path not in expected:
-            (OUT / path).unlink()
+            (out / path).unlink()
             continue
-        (OUT / path).parent.mkdir(parents=True, exist_ok=True)
-        (OUT / path).write_text(expected[path])
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text(expected[path])
 
 
 def main(arguments: list[str]) -> int:
     """Write, or with --check compare; 1 on drift."""
-    expected = tree()
-    if "--check" not in arguments:
-        write(expected)
-        return 0
-    stale = drift(expected)
+    stale = []
+    for destination in DESTINATIONS:
+        expected = tree(destination)
+        if "--check" in arguments:
+            stale += [f"{destination.directory}/{path}" for path in drift(destination.path, expected)]
+        else:
+            write(destination.path, expected)
     for path in stale:
-        print(f"stale: policy_service/generated/{path}; run python proto/generate.py", file=sys.stderr)
+        print(f"stale: {path}; run python proto/generate.py", file=sys.stderr)
     return 1 if stale else 0
 
 
