@@ -152,11 +152,11 @@ def read_event(format: str, event: StreamEvent) -> EventReading:
     Returns:
         An overlong event is protected: it can't be judged, and a wrong 0 could end a healthy stream.
     """
+    if event.is_cut:
+        return EventReading(0, True, event.name == "error", event.name in _END_TYPES)
     body = _read_json(event.data)
-    useful_bytes, protected = _measured(format, event.name, body)
     return EventReading(
-        useful_bytes,
-        protected or event.is_cut,
+        *_measured(format, event.name, body),
         event.name == "error" or carries_error(body),
         event.data.strip() == DONE or _ends(event.name, _node(body)),
     )
@@ -181,7 +181,7 @@ def error_body(event: StreamEvent) -> str:
 def _read_json(data: str) -> object | None:
     """What the data is as JSON; None for anything else."""
     try:
-        return json.loads(data)  # type: ignore[no-any-return]
+        return json.loads(data) if data else None
     except (ValueError, RecursionError):
         return None
 

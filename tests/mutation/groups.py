@@ -25,4 +25,5 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "leases and affinity": ("lease*", "affinity", "session_key"),
     "permits and queue": ("permits", "queue*", "line", "rate_*"),
     "usage wall": ("usage_wall*",),
+    "streams": ("watchdog", "stream_events"),
 }  # fmt: skip
