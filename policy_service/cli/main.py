@@ -79,6 +79,33 @@ def bench(
 
 
 @app.command()
+def conformance(
+    target: Annotated[str, typer.Option(help="host:port of a gateway that you start yourself.")] = "",
+    command: Annotated[str, typer.Option(help="Command that starts the gateway; it listens at $GATEWAY_LISTEN.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Judge this rule only; may be repeated.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Play this case only; may be repeated.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Feature that the gateway has not; may be repeated.")
+    ] = None,
+    list_rules: Annotated[bool, typer.Option("--list", help="Show the rules and end.")] = False,
+    as_json: JsonFlag = False,
+    base_port: Annotated[int, typer.Option(help="Port of the scripted service, upstreams follow; 0: free ones.")] = 0,
+    wait_s: Annotated[float, typer.Option(help="How long the gateway may take to listen.")] = 60.0,
+    path: Annotated[str, typer.Option(help="Where clients post completions.")] = "/v1/chat/completions",
+    model: Annotated[str, typer.Option(help="Model that clients ask for.")] = "conformance",
+    client_key: Annotated[str, typer.Option(help="Bearer key of clients.")] = "client-key-of-the-conformance-kit",
+) -> None:
+    """Judge a gateway, in whatever language: does it ask, wait, go, report and release as an integration has to?"""
+    from policy_service.cli import conformance as kit
+
+    if list_rules:
+        raise typer.Exit(kit.show_rules())
+    access = kit.GatewayAccess("", path, model, client_key)
+    options = kit.Options(target, command, only or (), case or (), without or (), base_port, wait_s, access)
+    raise typer.Exit(kit.run(options, as_json=as_json))
+
+
+@app.command()
 def classify(
     catalogue: Annotated[Path | None, typer.Option(help="Catalogue file with providers, rules and settings.")] = None,
     compare: Annotated[

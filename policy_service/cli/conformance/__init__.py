@@ -1,0 +1,145 @@
+"""`conformance`: does a gateway, written in whatever language, do what an integration has to do?
+
+A scripted policy service and scripted upstreams run on loopback; requests of clients go through the gateway under test;
+a pure judge compares what both ends saw with the rules. The service itself is not involved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from policy_service.cli import exit_codes
+from policy_service.cli.conformance import gateway_process, table
+from policy_service.cli.conformance.cases import Case, load_cases
+from policy_service.cli.conformance.gateway_process import GatewayNotReadyError
+from policy_service.cli.conformance.judge import Result, is_judged_in, judge
+from policy_service.cli.conformance.rules import Rule, features, load_rules
+from policy_service.cli.conformance.scripted_client import GatewayAccess
+from policy_service.cli.conformance.stage import Stage, play_all, staged
+from policy_service.cli.output import note, say
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says.
+
+    Args:
+        target: host:port of a gateway that somebody else starts; empty: `command` is run.
+        command: command line of the shell that starts the gateway.
+        only: rules to judge; empty: all.
+        cases: cases to play; empty: those that the rules need.
+        without: features that the gateway does without.
+        base_port: of the stage; 0: free ports.
+        wait_s: how long the gateway may take to listen.
+        access: how clients reach it; the address is filled in.
+    """
+
+    target: str = ""
+    command: str = ""
+    only: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    without: Sequence[str] = ()
+    base_port: int = 0
+    wait_s: float = 60.0
+    access: GatewayAccess = field(default_factory=lambda: GatewayAccess(""))
+
+
+class UsageError(Exception):
+    """The command line cannot be followed."""
+
+
+def show_rules() -> int:
+    """Print every rule."""
+    for line in table.listed(load_rules()):
+        say(line)
+    return exit_codes.OK
+
+
+def run(options: Options, *, as_json: bool) -> int:
+    """Judge a gateway; 1 where it breaks a rule that must be kept, or does not start."""
+    try:
+        rules, cases = chosen(options)
+        results = asyncio.run(examine(options, rules, cases))
+    except UsageError as error:
+        note(f"error: {error}")
+        return exit_codes.CONFIGURATION
+    except GatewayNotReadyError as error:
+        note(f"error: {error}")
+        return exit_codes.FAILED
+    for line in [table.as_json(results)] if as_json else table.lines(results):
+        say(line)
+    return exit_codes.FAILED if any(result.is_breach for result in results) else exit_codes.OK
+
+
+def chosen(options: Options) -> tuple[list[Rule], list[Case]]:
+    """Rules to judge and cases to play.
+
+    Raises:
+        UsageError: a name that there is not, or neither or both of target and command.
+    """
+    rules, cases = load_rules(), load_cases()
+    _known("rule", options.only, [rule.id for rule in rules])
+    _known("case", options.cases, [case.name for case in cases])
+    _known("feature", options.without, features(rules))
+    if bool(options.target) == bool(options.command):
+        raise UsageError("give either --target host:port or --command")
+    wanted = [rule for rule in rules if not options.only or rule.id in options.only]
+    judged = [rule for rule in wanted if rule.feature not in options.without]
+    needed = [case for case in cases if any(is_judged_in(rule, case) for rule in judged)]
+    return wanted, [case for case in needed if not options.cases or case.name in options.cases]
+
+
+def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise UsageError(f"no {kind} of the name {', '.join(unknown)}; there are: {', '.join(known)}")
+
+
+async def examine(options: Options, rules: Sequence[Rule], cases: Sequence[Case]) -> list[Result]:
+    """Set the stage, play the cases, judge.
+
+    Raises:
+        GatewayNotReadyError: the gateway does not listen.
+    """
+    with TemporaryDirectory(prefix="policy-conformance-") as name:
+        async with staged(options.base_port) as stage, _gateway(options, stage, Path(name)) as access:
+            records = await play_all(stage, cases, access, _tell)
+    return judge(rules, records, options.without)
+
+
+def _tell(case: str) -> None:
+    if sys.stderr.isatty():
+        note(f"case {case}")
+
+
+@asynccontextmanager
+async def _gateway(options: Options, stage: Stage, place: Path) -> AsyncIterator[GatewayAccess]:
+    """The gateway under test, once it takes connections."""
+    given = options.access
+    address = options.target or f"127.0.0.1:{_free_port()}"
+    access = GatewayAccess(address, given.path, given.model, given.key, given.headers)
+    variables = gateway_process.environment(stage, place, "" if options.target else address, given.key)
+    if options.command:
+        async with gateway_process.started(options.command, variables, place, options.wait_s):
+            yield access
+        return
+    for name, value in variables.items():
+        note(f"{name}={value}")
+    note(f"waiting for a gateway at {address}, for {options.wait_s:.0f} s")
+    await gateway_process.listening(address, options.wait_s)
+    yield access
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

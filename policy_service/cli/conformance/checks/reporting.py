@@ -1,0 +1,281 @@
+"""Reporting: every attempt, once, under its number, with what came back and nothing that is secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from policy_service.cli.conformance.checks.findings import Finding, absent, check, holds, none_of
+from policy_service.cli.conformance.checks.views import (
+    attempts,
+    can_count_calls,
+    dispatched,
+    freeing,
+    outcome,
+    place,
+    reports,
+    told,
+)
+from policy_service.cli.conformance.record import RELEASE, REPORT, PolicyCall, Record, UpstreamCall
+
+BODY_LIMIT = 65_536
+_SLACK_MS = 400
+"""What a busy machine may add to a time that the gateway measured."""
+_EARLY_MS = 30
+
+
+@check
+def reports_every_attempt(record: Record, _: Mapping[str, Any]) -> Finding:
+    """As many attempts are reported as upstream calls were seen."""
+    if not can_count_calls(record):
+        return absent("a target of the case has no upstream that counts")
+    made, known = len(record.upstream), len(attempts(record))
+    return holds(made == known, f"{made} attempts reported, one for each upstream call", told(record))
+
+
+@check
+def reports_once(record: Record, _: Mapping[str, Any]) -> Finding:
+    """(Decision, attempt) is not reported again once the service has taken it."""
+    keys = [(place(record, call.request), call.request.attempt) for call in reports(record)]
+    twice = sorted(
+        {f"attempt {number} of decision {which}" for which, number in keys if keys.count((which, number)) > 1}
+    )
+    return none_of(twice, "each attempt reported once")
+
+
+@check
+def numbers_attempts(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Attempts of a decision are numbered from 0, without a gap."""
+    numbers: dict[int, list[int]] = {}
+    for call in attempts(record):
+        numbers.setdefault(place(record, call.request), []).append(call.request.attempt)
+    wrong = [f"decision {which}: {found}" for which, found in numbers.items() if found != list(range(len(found)))]
+    return none_of(wrong, "attempt is 0, 1, 2 ... within each decision")
+
+
+@check
+def keeps_the_token(record: Record, _: Mapping[str, Any]) -> Finding:
+    """The decision token comes back byte for byte."""
+    wrong = [f"{len(c.request.decision_token)} other bytes" for c in record.of(REPORT) if place(record, c.request) < 0]
+    return none_of(wrong, "decision_token exactly as it was given out, as bytes")
+
+
+@check
+def names_the_target(record: Record, given: Mapping[str, Any]) -> Finding:
+    """Reports name the connection that was called."""
+    found = [call.request.target.connection or _first_target(record, call) for call in attempts(record)]
+    return holds(found == given["targets"], f"reported targets {given['targets']}", f"{found}")
+
+
+def _first_target(record: Record, call: PolicyCall) -> str:
+    """A report that names none means the first."""
+    which = place(record, call.request)
+    return str(record.decisions[which].dispatch.target.connection) if which >= 0 else ""
+
+
+@check
+def targets_match_calls(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Attempt by attempt, the reported target is the one that was called."""
+    if not can_count_calls(record) or not attempts(record):
+        return absent("nothing to compare")
+    found = [call.request.target.connection or _first_target(record, call) for call in attempts(record)]
+    seen = [call.connection for call in record.upstream]
+    return holds(found == seen[: len(found)], f"targets as called: {seen}", f"{found}")
+
+
+@check
+def outcomes(record: Record, given: Mapping[str, Any]) -> Finding:
+    """Attempt by attempt, the outcome is one of those listed."""
+    found = [outcome(call.request) for call in attempts(record)]
+    wanted = [each if isinstance(each, list) else [each] for each in given["outcomes"]]
+    fits = len(found) == len(wanted) and all(str(a) in map(str, b) for a, b in zip(found, wanted, strict=True))
+    return holds(fits, f"outcomes {given['outcomes']}", f"{found}")
+
+
+@check
+def final_is_last(record: Record, _: Mapping[str, Any]) -> Finding:
+    """After the final report of a decision there is no other attempt of it."""
+    final: dict[int, int] = {}
+    for call in attempts(record):
+        if call.request.final:
+            final.setdefault(place(record, call.request), call.request.attempt)
+    late = [
+        f"attempt {call.request.attempt} behind the final one"
+        for call in attempts(record)
+        if call.request.attempt > final.get(place(record, call.request), 1_000)
+    ]
+    return none_of(late, "final in the last report of a decision only")
+
+
+@check
+def ends_decisions(record: Record, _: Mapping[str, Any]) -> Finding:
+    """A decision that holds permits, or whose last attempt cannot be followed by another, is ended."""
+    ended = {place(record, call.request) for call in freeing(record)}
+    last = {place(record, call.request): call.request for call in attempts(record)}
+    wanted = [which for which, request in last.items() if which >= 0 and _must_end(record, which, request)]
+    open_ones = [f"decision {which} is left open" for which in wanted if which not in ended]
+    return none_of(open_ones, "the last report of a decision is final, or ReleasePermit ends it")
+
+
+def _must_end(record: Record, which: int, request: Any) -> bool:
+    over = _is_success(request) and not request.details.stream_error
+    return over or request.HasField("client_cancelled") or bool(record.decisions[which].dispatch.permits)
+
+
+@check
+def offsets(record: Record, _: Mapping[str, Any]) -> Finding:
+    """attempt_offset_ms is the time from the SelectTarget answer to the dispatch of the attempt."""
+    if not can_count_calls(record) or len(attempts(record)) != len(record.upstream):
+        return absent("reports and calls cannot be matched")
+    pairs = list(zip(attempts(record), record.upstream, strict=True))
+    wrong = [text for report, call in pairs if (text := _offset_fault(record, pairs, report, call))]
+    return none_of(wrong, "attempt_offset_ms from the answer of SelectTarget to the dispatch")
+
+
+def _offset_fault(
+    record: Record, pairs: list[tuple[PolicyCall, UpstreamCall]], report: PolicyCall, call: UpstreamCall
+) -> str:
+    which = place(record, report.request)
+    answered = [c.ended_at for c in dispatched(record) if record.decisions.index(c.answer) == which]
+    if not answered:
+        return ""
+    before = [c.ended_at for r, c in pairs if place(record, r.request) == which and c.ended_at <= call.at]
+    least = (max([*before, answered[0]]) - answered[0]) * 1000 - _EARLY_MS
+    most = (call.at - answered[0]) * 1000 + _EARLY_MS
+    offset = report.request.attempt_offset_ms
+    return (
+        "" if least <= offset <= most else f"attempt {report.request.attempt}: {offset}, not {least:.0f} .. {most:.0f}"
+    )
+
+
+@check
+def reports_headers(record: Record, given: Mapping[str, Any]) -> Finding:
+    """Headers of the answer are in the report of that attempt."""
+    found = attempts(record)
+    if len(found) <= given.get("attempt", 0):
+        return absent("the attempt was not reported")
+    sent = {header.name.lower(): header.value for header in found[given.get("attempt", 0)].request.headers}
+    lacking = [
+        f"{name}: {sent.get(name, 'absent')}" for name, value in given["headers"].items() if sent.get(name) != value
+    ]
+    return none_of(lacking, f"headers of the answer: {given['headers']}")
+
+
+@check
+def reports_the_body(record: Record, given: Mapping[str, Any]) -> Finding:
+    """The body of a failure is reported, at least its start."""
+    found = attempts(record)
+    if len(found) <= given.get("attempt", 0):
+        return absent("the attempt was not reported")
+    body = found[given.get("attempt", 0)].request.body.decode("utf-8", "replace")
+    return holds(given["has"] in body, f"body with {given['has']!r}", f"{body[:80]!r}")
+
+
+@check
+def caps_bodies(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Not more of a body is sent than is kept."""
+    wrong = [f"{len(c.request.body)} bytes" for c in record.of(REPORT) if len(c.request.body) > BODY_LIMIT]
+    return none_of(wrong, f"at most {BODY_LIMIT} bytes of body")
+
+
+@check
+def keeps_successes_private(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Bodies of successes stay in the gateway."""
+    wrong = [f"{len(c.request.body)} bytes" for c in record.of(REPORT) if c.request.body and _is_success(c.request)]
+    return none_of(wrong, "no body in the report of a success")
+
+
+def _is_success(request: Any) -> bool:
+    return bool(200 <= request.http_status < 300)
+
+
+@check
+def tells_no_secret(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Credentials and owner tokens reach no report, and nothing else where they do not belong."""
+    secrets = {**record.secrets, **{f"the key of {name}": key for name, key in record.keys.items()}}
+    wrong = [
+        f"{name} in {call.method}"
+        for call in record.policy
+        for name, secret in secrets.items()
+        if secret.encode() in _without_lease(call.request)
+    ]
+    return none_of(wrong, "no credential and no lease owner in messages to the service")
+
+
+def _without_lease(request: Message) -> bytes:
+    """The message without the field that lease owners belong into."""
+    rest = type(request)()
+    rest.CopyFrom(request)
+    if "lease" in rest.DESCRIPTOR.fields_by_name:
+        rest.ClearField("lease")
+    if "details" in rest.DESCRIPTOR.fields_by_name:
+        rest.details.ClearField("lease")  # type: ignore[attr-defined]
+    return rest.SerializeToString()
+
+
+@check
+def reports_times(record: Record, _: Mapping[str, Any]) -> Finding:
+    """latency_ms is the time of the attempt, first_byte_ms not more than it."""
+    pairs = list(zip(attempts(record), record.upstream, strict=False))
+    if not pairs or not can_count_calls(record):
+        return absent("no attempt to compare")
+    return none_of(list(_time_faults(pairs)), "latency_ms from dispatch to the end, first_byte_ms within it")
+
+
+def _time_faults(pairs: list[tuple[PolicyCall, UpstreamCall]]) -> Iterator[str]:
+    for report, call in pairs:
+        request, took = report.request, (call.ended_at - call.at) * 1000
+        if not request.HasField("latency_ms"):
+            yield f"attempt {request.attempt}: no latency_ms"
+        elif not took - _EARLY_MS <= request.latency_ms <= took + _SLACK_MS:
+            yield f"attempt {request.attempt}: latency_ms {request.latency_ms}, took {took:.0f}"
+        elif request.HasField("first_byte_ms") and request.first_byte_ms > request.latency_ms:
+            yield f"attempt {request.attempt}: first_byte_ms {request.first_byte_ms} of {request.latency_ms}"
+
+
+@check
+def reports_the_stream(record: Record, given: Mapping[str, Any]) -> Finding:
+    """A streamed answer is said to be one, with the time of its first byte."""
+    if not attempts(record):
+        return absent("no attempt was reported")
+    request = attempts(record)[-1].request
+    first = request.first_byte_ms if request.HasField("first_byte_ms") else None
+    fits = request.streamed and first is not None and first <= given["first_byte_before_ms"]
+    return holds(fits, f"streamed, first_byte_ms below {given['first_byte_before_ms']}", f"{request.streamed}, {first}")
+
+
+@check
+def reports_the_stream_error(record: Record, given: Mapping[str, Any]) -> Finding:
+    """The error event of a stream that began with 200 is in the report."""
+    if not attempts(record):
+        return absent("no attempt was reported")
+    event = attempts(record)[0].request.details.stream_error.decode("utf-8", "replace")
+    return holds(given["has"] in event, f"details.stream_error with {given['has']!r}", f"{event[:80]!r}")
+
+
+@check
+def reports_within(record: Record, given: Mapping[str, Any]) -> Finding:
+    """The end of an attempt is reported soon: within `within_ms` of the client's leaving."""
+    found = record.of(REPORT)
+    if not found:
+        return holds(False, "a report", "none")
+    took_ms = (found[-1].at - record.clients[0].ended_at) * 1000
+    return holds(took_ms <= given["within_ms"], f"reported within {given['within_ms']} ms", f"after {took_ms:.0f} ms")
+
+
+@check
+def reports_reach_the_service(record: Record, _: Mapping[str, Any]) -> Finding:
+    """A report that failed with UNAVAILABLE is sent again until it is taken."""
+    if not record.of(REPORT):
+        return absent("nothing was reported")
+    return holds(bool(reports(record)), "the report sent again until it is taken", f"{len(record.of(REPORT))} tries")
+
+
+@check
+def releases_belong(record: Record, _: Mapping[str, Any]) -> Finding:
+    """What is released was given out."""
+    known = {permit.permit_id for decision in record.decisions for permit in decision.dispatch.permits}
+    wrong = [each for call in record.of(RELEASE) for each in call.request.permit_ids if each not in known]
+    return none_of(wrong, "permit ids as they were given out")
