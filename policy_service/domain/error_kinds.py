@@ -67,6 +67,8 @@ NETWORK_FAILURES = (
          "connection timed out"),
         504, "connect_timeout",
     ),
+    NetworkFailure(("stream_readiness_timeout",), 504, "STREAM_READINESS_TIMEOUT"),
+    NetworkFailure(("stream_too_slow", "throughput_too_low"), 504, "STREAM_THROUGHPUT_TOO_LOW"),
     NetworkFailure(("timeout", "timed out", "timedout", "deadline exceeded", "deadline_exceeded"), 504, "timeout"),
     NetworkFailure(
         ("proxy_unreachable", "proxy unreachable", "refused", "enotfound", "eai_again", "getaddrinfo", "dns",

@@ -149,6 +149,9 @@ def test_a_success_that_mentions_errors_stays_one(body: str) -> None:
         ("ETIMEDOUT (connect)", 504, "connect_timeout", Origin.TRANSPORT),
         ("AbortError: client disconnected", 499, "client_abort", Origin.CLIENT),
         ("spawn codex ENOENT", 502, "ENOENT", Origin.GATEWAY),
+        ("stream_readiness_timeout", 504, "STREAM_READINESS_TIMEOUT", Origin.TRANSPORT),
+        ("stream_too_slow", 504, "STREAM_THROUGHPUT_TOO_LOW", Origin.TRANSPORT),
+        ("STREAM_THROUGHPUT_TOO_LOW", 504, "STREAM_THROUGHPUT_TOO_LOW", Origin.TRANSPORT),
         ("gremlins", 502, "network_error", Origin.TRANSPORT),
     ],
 )

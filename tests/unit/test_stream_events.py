@@ -123,6 +123,13 @@ def test_a_long_event_reads_the_same_however_it_is_cut(length: int, size: int) -
     assert [event.name for event in found] == ["a", ""]
 
 
+def test_the_limits_of_an_event_are_a_mebibyte_and_a_kibibyte_of_what_is_longer() -> None:
+    whole = b"data: " + b"x" * (1_048_576 - 6)
+
+    assert (EVENT_LIMIT, HEAD_BYTES) == (1_048_576, 1_024)
+    assert [event.is_cut for event in events(whole + b"\n\n", whole + b"x\n\n")] == [False, True]
+
+
 def test_a_limit_below_the_head_holds_as_well() -> None:
     assert events(b"data: 0123456789", b"0123\n\n", limit=10) == [StreamEvent("", "0123", is_cut=True)]
 
@@ -351,6 +358,19 @@ def test_an_error_event_is_told_and_its_body_is_one_for_the_report(format: str, 
 @pytest.mark.parametrize("format", [CHAT, RESPONSES, ANTHROPIC, GEMINI, UNKNOWN])
 def test_output_and_metadata_are_no_errors(format: str, body: object) -> None:
     assert not reading(format, body).is_error
+
+
+def test_the_first_choice_alone_carries_an_error_and_an_empty_one_is_none() -> None:
+    failed = {"error": {"code": 502}}
+
+    assert carries_error({"choices": [failed, {}]})
+    assert not carries_error({"choices": [{}, failed]})
+    assert not carries_error({"choices": [{"error": {}}]})
+    assert not carries_error({"choices": [{"error": "x"}]})
+
+
+def test_a_reading_says_nothing_unless_told() -> None:
+    assert EventReading() == (0, False, False, False)
 
 
 def test_an_error_by_its_capitalised_name_counts() -> None:

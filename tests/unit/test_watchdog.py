@@ -165,6 +165,13 @@ def test_the_rate_is_bytes_over_the_whole_window(size: int, verdict: Verdict) ->
     assert last(settings, (0, 0), (1_000, size), (1_500, 0)) is verdict
 
 
+def test_the_rate_is_compared_without_rounding() -> None:
+    settings = QUICK._replace(min_useful_bytes_per_second=999_999)
+
+    assert last(settings, (0, 0), (900, 999_998), (1_000, 0)) is Verdict.ABORT
+    assert last(settings, (0, 0), (900, 999_999), (1_000, 0)) is Verdict.CONTINUE
+
+
 @pytest.mark.parametrize(("size", "verdict"), [(9, Verdict.ABORT), (10, Verdict.CONTINUE)])
 def test_a_window_below_a_second_counts_as_one(size: int, verdict: Verdict) -> None:
     assert last(QUICK._replace(window_ms=100), (0, 0), (100, size), (150, 0)) is verdict

@@ -153,11 +153,11 @@ def read_event(format: str, event: StreamEvent) -> EventReading:
     Returns:
         An overlong event is protected: it can't be judged, and a wrong 0 could end a healthy stream.
     """
+    if event.is_cut:
+        return EventReading(0, True, event.name == "error", event.name in _END_TYPES)
     body = _read_json(event.data)
-    useful_bytes, protected = _measured(format, event.name, body)
     return EventReading(
-        useful_bytes,
-        protected or event.is_cut,
+        *_measured(format, event.name, body),
         event.name == "error" or carries_error(body),
         event.data.strip() == DONE or _ends(event.name, _node(body)),
     )
@@ -182,7 +182,7 @@ def error_body(event: StreamEvent) -> str:
 def _read_json(data: str) -> object | None:
     """What the data is as JSON; None for anything else."""
     try:
-        return json.loads(data)  # type: ignore[no-any-return]
+        return json.loads(data) if data else None
     except (ValueError, RecursionError):
         return None
 
@@ -206,10 +206,9 @@ def _measured(format: str, event_name: str, body: object | None) -> tuple[int, b
     kind = _text(node.get("type")) or event_name
     if _protects(kind) or _protects(event_name):
         return 0, True
-    found = [table(kind, node) for table in _TABLES.get(format, _ALL_TABLES)]
-    if any(protected for _, protected in found):
-        return 0, True
-    return sum(size for size, _ in found), False
+    sizes = [table(kind, node) for table in _TABLES.get(format, _ALL_TABLES)]
+    known = [size for size in sizes if size is not None]
+    return (sum(known), False) if len(known) == len(sizes) else (0, True)
 
 
 def _protects(kind: object) -> bool:
@@ -218,54 +217,55 @@ def _protects(kind: object) -> bool:
     return any(word in lowered for word in _PROTECTING_WORDS)
 
 
-def _chat(_: str, body: Node) -> tuple[int, bool]:
+def _chat(_: str, body: Node) -> int | None:
     size = 0
     for choice in _nodes(body.get("choices")):
         delta = _node(choice.get("delta"))
         if any(delta.get(name) for name in _PROTECTING_MEMBERS):
-            return 0, True
+            return None
         content = delta.get("content")
         if any(_protects(part.get("type")) for part in _nodes(content)):
-            return 0, True
+            return None
         size += _size(content) + sum(_size(part.get("text")) for part in _nodes(content))
         size += _size(delta.get("refusal")) + _size(choice.get("text"))
-    return size, False
+    return size
 
 
-def _responses(kind: str, body: Node) -> tuple[int, bool]:
+def _responses(kind: str, body: Node) -> int | None:
     types = (_text(_node(body.get(name)).get("type")) for name in ("item", "part"))
     if "_call" in kind or any("_call" in inner or _protects(inner) for inner in types):
-        return 0, True
-    return (0 if kind.endswith(_REPEATS) else _size(body.get("delta"))), False
+        return None
+    return 0 if kind.endswith(_REPEATS) else _size(body.get("delta"))
 
 
-def _anthropic(kind: str, body: Node) -> tuple[int, bool]:
+def _anthropic(kind: str, body: Node) -> int | None:
     name = _ANTHROPIC_MEMBERS.get(kind)
     inner = _node(body.get(name)) if name else _NOTHING
     inner_type = _text(inner.get("type"))
     if inner_type in _PROTECTING_DELTAS or _protects(inner_type):
-        return 0, True
-    return (_size(inner.get("text")) if inner_type in ("text", "text_delta") else 0), False
+        return None
+    return _size(inner.get("text")) if inner_type in ("text", "text_delta") else 0
 
 
 _ANTHROPIC_MEMBERS = {"content_block_start": "content_block", "content_block_delta": "delta"}
 
 
-def _gemini(_: str, body: Node) -> tuple[int, bool]:
+def _gemini(_: str, body: Node) -> int | None:
     size = 0
     for candidate in _candidates(body):
         for part in _nodes(_node(candidate.get("content")).get("parts")):
             if part.get("thought") is True or any(part.get(name) is not None for name in _PROTECTING_PARTS):
-                return 0, True
+                return None
             size += _size(part.get("text"))
-    return size, False
+    return size
 
 
 def _candidates(body: Node) -> Iterator[Node]:
     return _nodes((_node(body.get("response")) or body).get("candidates"))
 
 
-_Table = Callable[[str, Node], tuple[int, bool]]
+_Table = Callable[[str, Node], int | None]
+"""Type and body of an event to its useful bytes; None where it protects."""
 _TABLES: dict[str, tuple[_Table, ...]] = {
     StreamFormat.CHAT_COMPLETIONS: (_chat,),
     StreamFormat.RESPONSES: (_responses,),

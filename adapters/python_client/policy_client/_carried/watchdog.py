@@ -95,7 +95,7 @@ def observe(
 
 
 def _added(state: WatchState, started_at: int, useful_bytes: int, now: int) -> WatchState:
-    """With a sample more; one of the same instant grows instead, so that there are at most `window_ms` + 1."""
+    """With a sample more; the newest grows instead where it is of the same instant: samples of a chunk are one."""
     newest, count, size = state.newest_first, state.sample_count + 1, useful_bytes
     if newest is not None and newest[0] == now:
         count, size, newest = state.sample_count, size + newest[1], newest[2]

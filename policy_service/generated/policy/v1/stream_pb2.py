@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16policy/v1/stream.proto\x12\tpolicy.v1\"\xaf\x01\n\x12WatchStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.policy.v1.StreamOpenH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.policy.v1.StreamProgressH\x00\x12\'\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x16.policy.v1.StreamCloseH\x00\x42\x07\n\x05\x65vent\"5\n\nStreamOpen\x12\x16\n\x0e\x64\x65\x63ision_token\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"L\n\x0eStreamProgress\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.policy.v1.StreamEvent\x12\x12\n\nfirst_byte\x18\x02 \x01(\x08\"6\n\x0bStreamEvent\x12\x14\n\x0cuseful_bytes\x18\x01 \x01(\x03\x12\x11\n\tprotected\x18\x02 \x01(\x08\"\r\n\x0bStreamClose\"\xb0\x01\n\x13WatchStreamResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.policy.v1.StreamOpenedH\x00\x12\'\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x16.policy.v1.StreamAbortH\x00\x12)\n\x06permit\x18\x04 \x01(\x0b\x32\x17.policy.v1.StreamPermitH\x00\x42\x07\n\x05\x65vent\"(\n\x0cStreamOpened\x12\x18\n\x10watchdog_enabled\x18\x01 \x01(\x08\"X\n\x0bStreamAbort\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.policy.v1.AbortReason\x12\x13\n\x0breason_text\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\"Y\n\x0cStreamPermit\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x1f\n\x12\x65xpires_at_unix_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x15\n\x13_expires_at_unix_ms*m\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12#\n\x1f\x41\x42ORT_REASON_THROUGHPUT_TOO_LOW\x10\x01\x12\x1b\n\x17\x41\x42ORT_REASON_LEASE_LOST\x10\x02\x42.Z,policyservice.example/gen/policy/v1;policyv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16policy/v1/stream.proto\x12\tpolicy.v1\"\xaf\x01\n\x12WatchStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.policy.v1.StreamOpenH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.policy.v1.StreamProgressH\x00\x12\'\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x16.policy.v1.StreamCloseH\x00\x42\x07\n\x05\x65vent\"I\n\nStreamOpen\x12\x16\n\x0e\x64\x65\x63ision_token\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x12\n\ntarget_key\x18\x03 \x01(\t\"L\n\x0eStreamProgress\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.policy.v1.StreamEvent\x12\x12\n\nfirst_byte\x18\x02 \x01(\x08\"6\n\x0bStreamEvent\x12\x14\n\x0cuseful_bytes\x18\x01 \x01(\x03\x12\x11\n\tprotected\x18\x02 \x01(\x08\"\r\n\x0bStreamClose\"\xb0\x01\n\x13WatchStreamResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.policy.v1.StreamOpenedH\x00\x12\'\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x16.policy.v1.StreamAbortH\x00\x12)\n\x06permit\x18\x04 \x01(\x0b\x32\x17.policy.v1.StreamPermitH\x00\x42\x07\n\x05\x65vent\"(\n\x0cStreamOpened\x12\x18\n\x10watchdog_enabled\x18\x01 \x01(\x08\"X\n\x0bStreamAbort\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.policy.v1.AbortReason\x12\x13\n\x0breason_text\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\"Y\n\x0cStreamPermit\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x1f\n\x12\x65xpires_at_unix_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x15\n\x13_expires_at_unix_ms*m\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12#\n\x1f\x41\x42ORT_REASON_THROUGHPUT_TOO_LOW\x10\x01\x12\x1b\n\x17\x41\x42ORT_REASON_LEASE_LOST\x10\x02\x42.Z,policyservice.example/gen/policy/v1;policyv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,24 +32,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'policy.v1.stream_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z,policyservice.example/gen/policy/v1;policyv1'
-  _globals['_ABORTREASON']._serialized_start=821
-  _globals['_ABORTREASON']._serialized_end=930
+  _globals['_ABORTREASON']._serialized_start=841
+  _globals['_ABORTREASON']._serialized_end=950
   _globals['_WATCHSTREAMREQUEST']._serialized_start=38
   _globals['_WATCHSTREAMREQUEST']._serialized_end=213
   _globals['_STREAMOPEN']._serialized_start=215
-  _globals['_STREAMOPEN']._serialized_end=268
-  _globals['_STREAMPROGRESS']._serialized_start=270
-  _globals['_STREAMPROGRESS']._serialized_end=346
-  _globals['_STREAMEVENT']._serialized_start=348
-  _globals['_STREAMEVENT']._serialized_end=402
-  _globals['_STREAMCLOSE']._serialized_start=404
-  _globals['_STREAMCLOSE']._serialized_end=417
-  _globals['_WATCHSTREAMRESPONSE']._serialized_start=420
-  _globals['_WATCHSTREAMRESPONSE']._serialized_end=596
-  _globals['_STREAMOPENED']._serialized_start=598
-  _globals['_STREAMOPENED']._serialized_end=638
-  _globals['_STREAMABORT']._serialized_start=640
-  _globals['_STREAMABORT']._serialized_end=728
-  _globals['_STREAMPERMIT']._serialized_start=730
-  _globals['_STREAMPERMIT']._serialized_end=819
+  _globals['_STREAMOPEN']._serialized_end=288
+  _globals['_STREAMPROGRESS']._serialized_start=290
+  _globals['_STREAMPROGRESS']._serialized_end=366
+  _globals['_STREAMEVENT']._serialized_start=368
+  _globals['_STREAMEVENT']._serialized_end=422
+  _globals['_STREAMCLOSE']._serialized_start=424
+  _globals['_STREAMCLOSE']._serialized_end=437
+  _globals['_WATCHSTREAMRESPONSE']._serialized_start=440
+  _globals['_WATCHSTREAMRESPONSE']._serialized_end=616
+  _globals['_STREAMOPENED']._serialized_start=618
+  _globals['_STREAMOPENED']._serialized_end=658
+  _globals['_STREAMABORT']._serialized_start=660
+  _globals['_STREAMABORT']._serialized_end=748
+  _globals['_STREAMPERMIT']._serialized_start=750
+  _globals['_STREAMPERMIT']._serialized_end=839
 # @@protoc_insertion_point(module_scope)

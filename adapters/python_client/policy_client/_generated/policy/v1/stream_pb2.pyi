@@ -93,19 +93,25 @@ class StreamOpen(_message.Message):
 
     DECISION_TOKEN_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    TARGET_KEY_FIELD_NUMBER: _builtins.int
     decision_token: _builtins.bytes
     """Token of the decision. Required."""
     attempt: _builtins.int
     """Attempt number, as in ReportOutcome."""
+    target_key: _builtins.str
+    """Key of the target that is called, as the answer names it. Unset: the first target for attempt 0; for others it is then
+    unknown, so that the first byte refreshes no pin and gives no probe its verdict.
+    """
     def __init__(
         self,
         *,
         decision_token: _builtins.bytes = ...,
         attempt: _builtins.int = ...,
+        target_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision_token", b"decision_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision_token", b"decision_token", "target_key", b"target_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
