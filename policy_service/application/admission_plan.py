@@ -4,7 +4,8 @@ back what a later gate refused (spec/breaker.md sections 8 and 12, spec/guards.m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from policy_service.application.breaker_plan import give_back
 from policy_service.application.connection_acts import grant_connection_probe, grant_lock_probe
@@ -12,7 +13,7 @@ from policy_service.application.events import ProbeRef
 from policy_service.application.ports import Scope
 from policy_service.domain.breaker import BreakerState, split_name
 from policy_service.domain.breaker_controls import load_row
-from policy_service.domain.breaker_probe import Acquired, ProbeRequest, Refusal, acquire, renew_permit
+from policy_service.domain.breaker_probe import Acquired, ProbeRequest, Refusal, acquire, find_permit, renew_permit
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.facts import Fact, FactLog
 from policy_service.domain.ids import DurationMs, Instant, Target
@@ -90,6 +91,36 @@ def renew_probe(book: StateBook, ref: ProbeRef, now: Instant, policy: Policy) ->
     row, permit = renew_permit(book.get(BreakerState, provider, part), ref.permit_id, now, profile)
     book.put(row)
     return None if permit is None else permit.expires_at
+
+
+def is_held_for(book: StateBook, ref: ProbeRef, replica: str) -> bool:
+    """Was a probe permit handed out by `replica` last? A repeated call may have been given it by another one since."""
+    provider, part = split_name(ref.breaker_key)
+    permit = find_permit(book.get(BreakerState, provider, part), ref.permit_id)
+    return permit is not None and permit.replica == replica and not permit.reclaimed
+
+
+def hand_over(
+    book: StateBook, probes: Sequence[ProbeRef], replica: str, renamed: Callable[[str], str]
+) -> tuple[ProbeRef, ...]:
+    """Give permits that `replica` holds other ids and decisions, so that no repetition of their request finds them;
+    none, and all freed, unless every one of them still holds its slot."""
+    held = [ref for ref in probes if is_held_for(book, ref, replica)]
+    if len(held) < len(probes):
+        for ref in held:
+            give_back(book, ref)
+        return ()
+    return tuple(_renamed(book, ref, renamed) for ref in held)
+
+
+def _renamed(book: StateBook, ref: ProbeRef, renamed: Callable[[str], str]) -> ProbeRef:
+    row = book.get(BreakerState, *split_name(ref.breaker_key))
+    permits = tuple(
+        replace(p, id=renamed(p.id), decision_id=renamed(p.decision_id)) if p.id == ref.permit_id else p
+        for p in row.permits
+    )
+    book.put(replace(row, permits=permits))
+    return replace(ref, permit_id=renamed(ref.permit_id))
 
 
 def admission_scope(target: Target) -> Scope:

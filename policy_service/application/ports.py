@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from policy_service.application.ports_fleet import RollStore
 from policy_service.domain.facts import Fact
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.state import Key, Row, StateBook
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 class StoreUnavailableError(Exception):
     """The store cannot be reached or did not answer within the budget; nothing is known to be written."""
+
+
+class StoreSlowError(StoreUnavailableError):
+    """No answer within the budget. The store may be there, and may yet do what it was asked."""
 
 
 class UnitRefusedError(Exception):
@@ -153,7 +158,7 @@ class ClockSample:
     received_ms: float
 
 
-class Store(Protocol):
+class Store(RollStore, Protocol):
     """The one truth. Every method raises StoreUnavailableError when the store is away; none waits longer than
     the `timeout_ms` it was given."""
 

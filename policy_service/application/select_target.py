@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policy_service.application.freshness import Freshness
-from policy_service.application.grants import Granted, Grants
+from policy_service.application.granted import Granted
+from policy_service.application.grants import Grants
 from policy_service.application.lease_offers import account_offers
 from policy_service.application.lease_terms import Offer
 from policy_service.application.managed_selection import ManagedRun, ManagedSelection
 from policy_service.application.messages import SelectAnswer, SelectRequest
 from policy_service.application.ordering import Ordering
+from policy_service.application.overflow_facts import OverflowFacts
 from policy_service.application.passages import Passages
 from policy_service.application.pin_selection import Offered, PinnedSelection
 from policy_service.application.pins import Pins
@@ -47,6 +49,7 @@ class SelectTarget:
         pins: Pins,
         wall: UsageWall,
         stickiness: RouteStickiness,
+        overflows: OverflowFacts,
         *,
         list_always: bool = False,
     ) -> None:
@@ -57,7 +60,9 @@ class SelectTarget:
         self._pinned = PinnedSelection(pins)
         self._ordering = Ordering(entropy)
         self._stickiness = stickiness
-        self._opening = Opening(view, clock, entropy, managed.registry, self._ordering, stickiness, grants.replica)
+        self._opening = Opening(
+            view, clock, entropy, managed.registry, self._ordering, stickiness, grants.replica, overflows
+        )
         self._passages = Passages(view)
         self._replies = Replies(
             view,

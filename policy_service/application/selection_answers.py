@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from policy_service.application.grants import Granted
+from policy_service.application.granted import Granted
 from policy_service.application.messages import (
     Exclusion,
     ExplainedTarget,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from policy_service.application.freshness import Freshness
 from policy_service.application.gating import Gating
-from policy_service.application.grants import Granted
+from policy_service.application.granted import Granted
 from policy_service.application.managed_selection import Claimed
 from policy_service.application.messages import (
     Affinity,

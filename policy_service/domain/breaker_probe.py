@@ -240,13 +240,21 @@ def _acquire_probe(
 ) -> tuple[BreakerState, Acquired | Refused]:
     held = find_permit(state, request.permit_id)
     if held is not None and not held.reclaimed and now < held.expires_at:
-        return state, Acquired(held)
+        return _handed_out_again(state, held, request.replica)
     if len(live_permits(state, now)) >= profile.half_open_probes:
         return state, Refused(Refusal.PROBE_IN_FLIGHT, retry_after_ms(state, now, profile))
     reclaimed = _reclaim(state, now)
     permit = _permit(reclaimed, now, profile, request)
     others = (p for p in reclaimed.permits if p.id != permit.id)
     return replace(reclaimed, permits=_bounded((*others, permit))), Acquired(permit)
+
+
+def _handed_out_again(state: BreakerState, held: ProbePermit, replica: str) -> tuple[BreakerState, Acquired]:
+    """The same permit for a repeated call; the replica that hands it out now is the one that may give it back."""
+    if held.replica == replica:
+        return state, Acquired(held)
+    moved = replace(held, replica=replica)
+    return replace(state, permits=tuple(moved if p.id == held.id else p for p in state.permits)), Acquired(moved)
 
 
 def _reclaim(state: BreakerState, now: Instant) -> BreakerState:

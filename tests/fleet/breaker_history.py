@@ -1,7 +1,7 @@
 """Every committed version of every breaker row, kept by the database itself, and what must be true of them.
 
-A trigger notes each write with the database's clock. It fires while the guard row is locked, so the order of the
-notes is the order of the commits. The judgement uses nothing of the service's code.
+A trigger notes each write. It fires while the guard row is locked, so the order of the notes is the order of the
+commits; their instants are those of the commits by the database's own record (`RECORDING`). The judgement uses nothing of the service's code.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from typing import Any
 
 HISTORY = """
 CREATE TABLE breaker_history (
-  seq bigint GENERATED ALWAYS AS IDENTITY, at bigint NOT NULL, provider text NOT NULL, state text NOT NULL,
+  seq bigint GENERATED ALWAYS AS IDENTITY, provider text NOT NULL, state text NOT NULL,
   round bigint NOT NULL, written_at bigint NOT NULL, evidence_at bigint, permits jsonb NOT NULL);
 CREATE FUNCTION note_breaker() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  INSERT INTO breaker_history (at, provider, state, round, written_at, evidence_at, permits)
-  SELECT floor(extract(epoch FROM clock_timestamp()) * 1000), row.provider, row.state, row.half_open_round,
+  INSERT INTO breaker_history (provider, state, round, written_at, evidence_at, permits)
+  SELECT row.provider, row.state, row.half_open_round,
     CASE WHEN TG_OP = 'DELETE' THEN floor(extract(epoch FROM clock_timestamp()) * 1000) ELSE row.written_at END,
     row.last_event_at, coalesce(row.permits, '[]')
   FROM (SELECT (CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END).*) AS row;
   RETURN NULL; END $$;
 CREATE TRIGGER note_breaker AFTER INSERT OR UPDATE OR DELETE ON breaker FOR EACH ROW EXECUTE FUNCTION note_breaker();
 """
+
+RECORDING = {"track_commit_timestamp": "on"}
+"""Settings of a server that keeps the instants of its commits."""
+READ = """SELECT *, floor(extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000)::bigint AS at
+  FROM breaker_history ORDER BY seq"""
 
 BLOCKING = frozenset({"OPEN", "HALF_OPEN"})
 
@@ -46,6 +51,7 @@ class Version:
     """One committed version of one breaker row."""
 
     at: int
+    """When it was committed."""
     state: str
     round: int
     written_at: int
@@ -70,7 +76,7 @@ class Ended:
 async def read_history(connection: Any) -> dict[str, list[Version]]:
     """Versions by provider, in order."""
     found: dict[str, list[Version]] = defaultdict(list)
-    for record in await connection.fetch("SELECT * FROM breaker_history ORDER BY seq"):
+    for record in await connection.fetch(READ):
         permits = tuple(
             Permit(p["id"], p["decision_id"], p["granted_at"], p["expires_at"], p["reclaimed"])
             for p in json.loads(record["permits"])
@@ -95,6 +101,12 @@ def edges(versions: Sequence[Version]) -> int:
 def over_admissions(versions: Sequence[Version], limit: int) -> int:
     """Versions that show more unexpired, unreclaimed permits than allowed, at the instant of their writing."""
     return sum(len(version.live(version.written_at)) > limit for version in versions)
+
+
+def beside_stored(versions: Sequence[Version], at: int) -> bool:
+    """Does a stored permit hold a slot at this instant, by the version then in force?"""
+    in_force = [version for version in versions if version.at <= at][-1:]
+    return any(version.live(at) for version in in_force)
 
 
 def ended_early(versions: Sequence[Version]) -> Iterator[Ended]:

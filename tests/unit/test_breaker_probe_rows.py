@@ -56,7 +56,8 @@ def test_a_permit_says_who_may_probe_how_long() -> None:
 
 def test_the_same_id_gets_its_permit_again_until_it_expires() -> None:
     again, answer = acquire(PROBING, 1_999, PROFILE, ProbeRequest("p", "r2"), log())
-    assert (again, answer) == (PROBING, Acquired(PERMIT))
+    moved = replace(PERMIT, replica="r2")
+    assert (again, answer) == (replace(PROBING, permits=(moved,)), Acquired(moved))
     renewed, answer = acquire(PROBING, 2_000, PROFILE, ProbeRequest("p", "r2"), log())
     granted = ProbePermit("p", 8, 7, "r2", "", 2_000, 3_000)
     assert answer == Acquired(granted)

@@ -285,7 +285,7 @@ async def test_one_slow_answer_of_the_store_makes_no_second_probe(database: Memo
         store.is_away = False
         assert isinstance(refused.verdict, Reject)
         assert [each.reason for each in refused.exclusions] == ["probe_in_flight"]
-        assert slow.grants.local_probes == 0
+        assert slow.grants.probes.local.granted == 0
 
 
 async def test_healthy_traffic_sends_no_statement(database: MemoryDatabase, moments: FakeTime) -> None:

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from sqlalchemy import exc
 
-from policy_service.application.ports import StoreUnavailableError, UnitRefusedError
+from policy_service.application.ports import StoreSlowError, StoreUnavailableError, UnitRefusedError
 
 DEADLOCK = "40P01"
 SERIALIZATION_FAILURE = "40001"
@@ -28,6 +28,7 @@ _REASONS = {
     "3D000": "the database does not exist",
     "42501": "the login lacks a permission",
 }
+_SLOW = frozenset({"55P03", "57014"})
 _FAULTS_OF_THE_UNIT = ("21", "22", "23", "42")
 
 
@@ -82,4 +83,5 @@ def _of_sqlstate(state: str) -> Exception:
     reason = _REASONS.get(state)
     if reason is None and state.startswith(_FAULTS_OF_THE_UNIT):
         return UnitRefusedError(f"the database refused the unit (SQLSTATE {state})")
-    return StoreUnavailableError(f"{reason or 'the connection failed'} (SQLSTATE {state or 'none'})")
+    kind = StoreSlowError if state in _SLOW else StoreUnavailableError
+    return kind(f"{reason or 'the connection failed'} (SQLSTATE {state or 'none'})")

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from policy_service.application.ports import StoreUnavailableError
+from policy_service.application.ports import StoreSlowError
 from policy_service.domain.ids import DurationMs
 from policy_service.storage.postgres.errors import public_error
 
@@ -200,7 +200,7 @@ class Sessions:
         task = self._start(self._run(work, timeout_ms))
         done, _ = await asyncio.wait({task}, timeout=timeout_ms / 1000 + GRACE_S)
         if not done:
-            raise StoreUnavailableError("the server did not answer in time")
+            raise StoreSlowError("the server did not answer in time")
         return task.result()
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -226,7 +226,7 @@ class Sessions:
     @staticmethod
     def _translated(error: BaseException, session: Session) -> BaseException:
         if session.is_over:
-            return StoreUnavailableError("the server did not answer in time")
+            return StoreSlowError("the server did not answer in time")
         return public_error(error) or error
 
     async def close(self) -> None:
