@@ -1,0 +1,135 @@
+"""What a stage wants done: replies to Envoy and calls of the policy service. Values only; `performing` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
+
+if TYPE_CHECKING:
+    from policy_envoy.flight import Flight, Step
+
+
+class Mode(Enum):
+    """What Envoy is to send next, beyond what the filter is configured for."""
+
+    REQUEST_BODY = "request_body"
+    ERROR_BODY = "error_body"
+    """The body of the answer, whole."""
+    CHUNKS = "chunks"
+    """The body of the answer chunk by chunk, each after the reply to the one before."""
+    HELD = "held"
+    """Head and chunks of the answer, each let through only when the door says so."""
+    END = "end"
+    """Nothing, but the stream stays open until the answer ends."""
+
+
+class Pass(NamedTuple):
+    """Go on, with these changes."""
+
+    kind: str
+    """Name of the message that is answered, such as `request_headers`."""
+    set_headers: Sequence[tuple[str, str]] = ()
+    remove_headers: Sequence[str] = ()
+    modes: tuple[Mode, ...] = ()
+    """None: as configured."""
+    chain: Flight | None = None
+    """Write the order of the upstreams, and what the other stage needs, into the metadata."""
+    clears_route: bool = False
+    body: bytes | None = None
+    """Another body; None: unchanged."""
+    chunk: bytes | None = None
+    """Held answers: let this chunk through."""
+    is_end: bool = False
+
+
+class Local(NamedTuple):
+    """Answer the client here."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    details: str
+
+
+class Select(NamedTuple):
+    """Call SelectTarget."""
+
+    request: policy_pb2.SelectTargetRequest
+
+
+class Report(NamedTuple):
+    """Call ReportOutcome."""
+
+    request: policy_pb2.ReportOutcomeRequest
+    is_awaited: bool = False
+    """The stage goes on with the verdict."""
+
+
+class Acquire(NamedTuple):
+    """Take what an attempt needs."""
+
+    permit: permit_pb2.AcquirePermitRequest
+    fence: lease_pb2.CheckFenceRequest | None = None
+
+
+class Release(NamedTuple):
+    """Give back every grant of a decision."""
+
+    request: permit_pb2.ReleasePermitRequest
+
+
+class Sleep(NamedTuple):
+    """Pause."""
+
+    duration_ms: int
+
+
+class Register(NamedTuple):
+    """The request is under way: its attempts find it by its decision."""
+
+    flight: Flight
+
+
+class Hold(NamedTuple):
+    """Keep the permits of a decision alive until its last report."""
+
+    flight: Flight
+    answer: policy_pb2.SelectTargetResponse
+
+
+class Begin(NamedTuple):
+    """An attempt starts; those before it that were never answered failed on the way."""
+
+    flight: Flight
+
+
+class Unanswered(NamedTuple):
+    """An attempt ended without an answer: what that means is known when the request goes on or ends."""
+
+    flight: Flight
+    step: Step
+    dispatched_ms: float
+
+
+class Settle(NamedTuple):
+    """The request has its answer (or its client has left): now the unanswered attempts are known."""
+
+    flight: Flight
+    details: str = ""
+    is_client_gone: bool = False
+
+
+class Leave(NamedTuple):
+    """The listener stage is over."""
+
+    flight: Flight
+
+
+Reply: TypeAlias = Pass | Local
+Action: TypeAlias = (
+    Pass | Local | Select | Report | Acquire | Release | Sleep | Register | Begin | Unanswered | Settle | Leave
+)
+Headers: TypeAlias = Mapping[str, str]

@@ -1,0 +1,152 @@
+"""One client request under way: the order of its attempts, shared by the stages of one process.
+
+`Flight` is what the listener stage knows and the attempts need. An attempt that meets another process finds the same
+in Envoy's metadata (`carried`, `from_carried`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from policy_service.generated.policy.v1 import lease_pb2, policy_pb2, types_pb2
+
+
+class Step(NamedTuple):
+    """Where one attempt goes, and under which decision it is reported."""
+
+    target: types_pb2.Target
+    token: bytes
+    number: int
+    """Attempt number within its decision."""
+    set_headers: tuple[tuple[str, str], ...] = ()
+    needs_grant: bool = False
+    """Ask for a permit before dispatch: every step but the first, whose grants came with the decision."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One client request."""
+
+    id: str
+    """Id of its first decision."""
+    steps: list[Step]
+    """One per attempt of Envoy, in order."""
+    answered_ms: float
+    """When the first decision came, monotonic clock of the door."""
+    path: str = ""
+    """As it goes upstream, without base path."""
+    is_stream: bool = False
+    """The client wants a streamed answer."""
+    model: str = ""
+    """Model of the request body, where it was read."""
+    lease: lease_pb2.LeaseContext | None = None
+    caller: tuple[str, str] = ("", "")
+    """Id, and hash of the key."""
+    explanation: str = ""
+    """Text of `x-policy-decision`; empty: not asked for."""
+    token: bytes = b""
+    """Of the newest decision."""
+    permit_ids: tuple[str, ...] = ()
+    renews_at_ms: float = 0
+    """When the permits have to be renewed."""
+    renewal_ms: float = 0
+    attempts: list[types_pb2.EarlierAttempt] = field(default_factory=list)
+    """Attempts that failed."""
+    unanswered: list[tuple[Step, float]] = field(default_factory=list)
+    """Attempts that ended without an answer, with their start; failed, or given up with their client."""
+    is_client_gone: bool = False
+    is_over: bool = False
+    """The listener stage has seen the last answer."""
+    request: policy_pb2.SelectTargetRequest | None = None
+    """As it was first asked, for a new selection; None: in another process."""
+    answer: bytes = b""
+    """The first decision as it came."""
+
+    @property
+    def holds_grant(self) -> bool:
+        """A permit is held until the last report."""
+        return bool(self.permit_ids)
+
+    def adopt(self, answer: policy_pb2.SelectTargetResponse, at: int = 0) -> None:
+        """Take over a decision: its targets are the attempts from number `at` on."""
+        dispatch = answer.dispatch
+        head = tuple((header.name, header.value) for header in dispatch.set_headers)
+        self.token = answer.decision_token
+        self.permit_ids = tuple(permit.permit_id for permit in dispatch.permits)
+        first = Step(dispatch.target, answer.decision_token, 0, head)
+        later = [
+            Step(target, answer.decision_token, number, needs_grant=True)
+            for number, target in enumerate(dispatch.fallbacks, 1)
+        ]
+        self.steps[at:] = [first, *later]
+
+    def step_of(self, attempt: int, connection: str) -> Step | None:
+        """The step of an attempt of Envoy (from 1) that goes to a connection; None: not decided by this request.
+
+        The step of that number, else the next one to this connection: a host that Envoy does not know was passed over.
+        """
+        return next((step for step in self.steps[attempt - 1 :] if step.target.connection == connection), None)
+
+    def next_after(self, step: Step) -> Step | None:
+        """The step after one."""
+        index = self.steps.index(step) + 1
+        return self.steps[index] if index < len(self.steps) else None
+
+    def put_next(self, step: Step, target: types_pb2.Target, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Let the attempt after `step` go to `target`, and those of the plan after it follow."""
+        index = self.steps.index(step) + 1
+        later = [each for each in self.steps[index:] if not same_target(each.target, target)]
+        number = next((s.number for s in self.steps[index:] if same_target(s.target, target)), step.number + 1)
+        is_same = same_target(step.target, target)
+        self.steps[index:] = [Step(target, step.token, number, headers, not is_same), *later]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Endpoints in order, for the endpoint picker protocol."""
+        return tuple(step.target.address for step in self.steps if step.target.address)
+
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """Connections in order; the name of a cluster is that of its connection."""
+        return tuple(step.target.connection for step in self.steps)
+
+    def carried(self) -> dict[str, str]:
+        """What another process needs to go on with this request."""
+        return {
+            "id": self.id,
+            "answer": base64.b64encode(self.answer).decode(),
+            "path": self.path,
+            "explain": self.explanation,
+        }
+
+
+NO_FLIGHT = Flight("", [], 0)
+"""Stands where no request is known yet."""
+
+
+def same_target(one: types_pb2.Target, other: types_pb2.Target) -> bool:
+    """The same place, whatever its key and address."""
+    return (one.provider, one.connection, one.model) == (other.provider, other.connection, other.model)
+
+
+def from_answer(answer: policy_pb2.SelectTargetResponse, now_ms: float) -> Flight:
+    """The flight of a dispatch."""
+    flight = Flight(answer.decision_id, [], now_ms, answer=answer.SerializeToString())
+    flight.adopt(answer)
+    return flight
+
+
+def from_carried(fields: Mapping[str, str], now_ms: float) -> Flight | None:
+    """The flight that another process has begun; None: the metadata holds none."""
+    try:
+        data = base64.b64decode(fields["answer"], validate=True)
+        flight = from_answer(policy_pb2.SelectTargetResponse.FromString(data), now_ms)
+    except (KeyError, ValueError, DecodeError):
+        return None
+    flight.path, flight.explanation = fields.get("path", ""), fields.get("explain", "")
+    return flight

@@ -1,0 +1,193 @@
+"""Listener stage: what the service says of a client request, before Envoy chooses an upstream. Pure phase machine.
+
+NEW --headers--> SELECTING (or BODY, if the route is in the body) --answer--> ROUTED --answer's head--> OVER
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from policy_envoy import local_replies
+from policy_envoy.actions import Action, Hold, Leave, Mode, Pass, Register, Select, Settle, Sleep
+from policy_envoy.client_request import (
+    NO_BODY,
+    BodyFacts,
+    ClientRequest,
+    is_stream,
+    read_body,
+    read_request,
+    select_request,
+    wants_body,
+    wants_explanation,
+)
+from policy_envoy.events import (
+    CallFailed,
+    Closed,
+    RequestBody,
+    RequestHeaders,
+    ResponseHeaders,
+    Selected,
+    Waited,
+)
+from policy_envoy.explanation import explain
+from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
+from policy_envoy.names import CONTROL_HEADERS, ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER
+from policy_envoy.options import DoorOptions
+from policy_envoy.phases import Next, Table
+from policy_service.generated.policy.v1 import policy_pb2
+
+
+class Phase(StrEnum):
+    """Where a client request stands."""
+
+    NEW = "new"
+    BODY = "body"
+    SELECTING = "selecting"
+    WAITING = "waiting"
+    ROUTED = "routed"
+    OVER = "over"
+
+
+NOT_ASKED = policy_pb2.SelectTargetRequest()
+
+
+class Listener(NamedTuple):
+    """State of the stage."""
+
+    options: DoorOptions
+    phase: Phase = Phase.NEW
+    client: ClientRequest = ClientRequest({}, "", "")
+    body: BodyFacts = NO_BODY
+    answers: str = "request_headers"
+    """Message of Envoy that waits for its reply."""
+    asked: policy_pb2.SelectTargetRequest = NOT_ASKED
+    waited_ms: int = 0
+    flight: Flight = NO_FLIGHT
+
+
+def _read(state: Listener, event: RequestHeaders) -> Next:
+    client = read_request(event.headers, state.options)
+    state = state._replace(client=client)
+    if wants_body(client, state.options, event.has_body):
+        return Next(state._replace(phase=Phase.BODY), (Pass("request_headers", modes=(Mode.REQUEST_BODY,)),))
+    return _select(state)
+
+
+def _read_body(state: Listener, event: RequestBody) -> Next:
+    return _select(state._replace(body=read_body(event.body), answers="request_body"))
+
+
+def _select(state: Listener) -> Next:
+    request = select_request(state.client, state.body, state.options)
+    if not request.route:
+        return _refuse(state, local_replies.NO_ROUTE)
+    if state.options.explains_always:
+        request.explain = True
+    return Next(state._replace(phase=Phase.SELECTING, asked=request), (Select(request),))
+
+
+def _decide(state: Listener, event: Selected) -> Next:
+    return _VERDICTS[event.answer.WhichOneof("verdict") or "reject"](state, event)
+
+
+def _dispatch(state: Listener, event: Selected) -> Next:
+    client = state.client
+    flight = from_answer(event.answer, event.now_ms)
+    flight.path, flight.model, flight.request = client.path, state.body.model, state.asked
+    flight.is_stream = is_stream(client.headers, state.body)
+    _put_context(flight, state)
+    routed = Pass(
+        state.answers,
+        set_headers=_order_headers(flight),
+        remove_headers=_control_headers(client, event.answer.dispatch.strip_headers),
+        chain=flight,
+        clears_route=True,
+    )
+    held = (Hold(flight, event.answer),) if flight.permit_ids else ()
+    return Next(state._replace(phase=Phase.ROUTED, flight=flight), (Register(flight), *held, routed))
+
+
+def _put_context(flight: Flight, state: Listener) -> None:
+    asked = state.asked
+    flight.caller = (asked.caller_id, asked.caller_key_sha256)
+    if asked.HasField("lease"):
+        flight.lease = asked.lease
+    if state.options.explains_always or wants_explanation(state.client.headers):
+        flight.explanation = explain(policy_pb2.SelectTargetResponse.FromString(flight.answer))
+
+
+def _order_headers(flight: Flight) -> tuple[tuple[str, str], ...]:
+    """The order of the upstreams for whoever reads it from headers, besides the metadata."""
+    chain = ((FALLBACK_CHAIN_HEADER, ",".join(flight.connections)),)
+    addresses = flight.addresses
+    return (*chain, (ENDPOINT_HEADER, ",".join(addresses))) if addresses else chain
+
+
+def _control_headers(client: ClientRequest, also: object) -> tuple[str, ...]:
+    names = {*CONTROL_HEADERS, *also}  # type: ignore[misc]
+    return tuple(name for name in client.headers if name in names)
+
+
+def _wait(state: Listener, event: Selected) -> Next:
+    wait = event.answer.wait
+    if state.waited_ms + wait.wait_ms > state.options.max_wait_ms:
+        return _answer(state, local_replies.must_wait(wait, event.answer.exclusions))
+    again = policy_pb2.SelectTargetRequest()
+    again.CopyFrom(state.asked)
+    again.previous_decision_token = event.answer.decision_token
+    again.wait_budget_ms = state.options.max_wait_ms - state.waited_ms - wait.wait_ms
+    waiting = state._replace(phase=Phase.WAITING, asked=again, waited_ms=state.waited_ms + wait.wait_ms)
+    return Next(waiting, (Sleep(wait.wait_ms),))
+
+
+def _ask_again(state: Listener, event: Waited) -> Next:
+    return Next(state._replace(phase=Phase.SELECTING), (Select(state.asked),))
+
+
+def _reject(state: Listener, event: Selected) -> Next:
+    return _answer(state, local_replies.rejected(event.answer.reject, event.answer.exclusions))
+
+
+def _refuse(state: Listener, event: CallFailed) -> Next:
+    return _answer(state, local_replies.refused(event))
+
+
+def _answer(state: Listener, reply: Action) -> Next:
+    return Next(state._replace(phase=Phase.OVER), (reply,))
+
+
+def _answered(state: Listener, event: ResponseHeaders) -> Next:
+    """The head of the last answer: no further attempt follows."""
+    passed = Pass("response_headers")
+    return Next(state._replace(phase=Phase.OVER), (passed, Settle(state.flight, event.details), Leave(state.flight)))
+
+
+def _left(state: Listener, event: Closed) -> Next:
+    """Closed before the head of an answer: the client has left."""
+    settled = Settle(state.flight, is_client_gone=True)
+    return Next(state._replace(phase=Phase.OVER), (settled, Leave(state.flight)))
+
+
+def _nothing(state: Listener, event: object) -> Next:
+    return Next(state)
+
+
+def _pass_head(state: Listener, event: ResponseHeaders) -> Next:
+    """Head of an answer that this stage gave itself."""
+    return Next(state, (Pass("response_headers"),))
+
+
+_VERDICTS = {"dispatch": _dispatch, "wait": _wait, "reject": _reject}
+
+TABLE: Table = {
+    (Phase.NEW, RequestHeaders): _read,
+    (Phase.BODY, RequestBody): _read_body,
+    (Phase.SELECTING, Selected): _decide,
+    (Phase.SELECTING, CallFailed): _refuse,
+    (Phase.WAITING, Waited): _ask_again,
+    (Phase.ROUTED, ResponseHeaders): _answered,
+    (Phase.ROUTED, Closed): _left,
+    (Phase.OVER, ResponseHeaders): _pass_head,
+    **{(phase, Closed): _nothing for phase in Phase if phase is not Phase.ROUTED},
+}

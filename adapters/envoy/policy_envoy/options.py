@@ -1,0 +1,29 @@
+"""Settings of the door, whoever starts it; the ranges are held where settings are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policy_service.domain.watchdog import WatchdogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOptions:
+    """How the door reads requests and what it says about its decisions."""
+
+    reads_body: bool = False
+    """Ask for the request body where neither path nor headers name a route; headers only otherwise."""
+    writes_model: bool = False
+    """Put the model of the served target into the request body, attempt by attempt."""
+    default_route: str = ""
+    """Route of requests that name none; empty: such a request is answered 404."""
+    caller_header: str = ""
+    """Header with the caller's id, set by an earlier filter; empty: the caller is known by the hash of its key."""
+    max_wait_ms: int = 0
+    """Longest wait in line or for a cooldown before an answer; 0: say `retry-after` at once."""
+    explains_always: bool = False
+    """Answer with `x-policy-decision` also unasked."""
+    holds_streams: bool = True
+    """Hold the head of a streamed answer back until its first output, so that an early error can still fail over."""
+    watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
+    """Throughput watchdog of streamed answers."""

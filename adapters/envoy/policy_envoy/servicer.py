@@ -1,0 +1,186 @@
+"""The ext_proc service: takes Envoy's messages to the stages, and what these want to `performing`.
+
+One coroutine a stream, no threads, no queue: the next message is read when the one before is answered, which is how
+Envoy sends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from policy_envoy import attempt, events, listener, wire
+from policy_envoy.attempt_state import Attempt
+from policy_envoy.calls import PolicyCallError, PolicyCalls
+from policy_envoy.flight import Flight, from_carried
+from policy_envoy.names import (
+    ATTEMPT_COUNT_HEADER,
+    BASE_PATH,
+    CONNECTION,
+    LISTENER_STAGE,
+    SERVICE,
+    STAGE,
+    UPSTREAM_STAGE,
+)
+from policy_envoy.options import DoorOptions
+from policy_envoy.performing import Counters, Performer
+from policy_envoy.phases import Table, UnexpectedEventError, step
+
+log = logging.getLogger(__name__)
+
+Admit = Callable[[Any], Callable[[], None]]
+"""Lets a stream in by its metadata and returns what ends it; raises to refuse."""
+
+
+def monotonic_ms() -> float:
+    """The host's monotonic clock, ms."""
+    return time.monotonic() * 1000
+
+
+@dataclass(slots=True)
+class Run:
+    """One stream of Envoy."""
+
+    table: Table
+    state: Any
+    metadata: Mapping[str, str]
+    is_listener: bool
+
+
+class Door:
+    """Serves `envoy.service.ext_proc.v3.ExternalProcessor`.
+
+    Args:
+        calls: the policy service.
+        options: settings of the door.
+        now_ms: monotonic clock.
+    """
+
+    def __init__(self, calls: PolicyCalls, options: DoorOptions, now_ms: Callable[[], float] = monotonic_ms) -> None:
+        self._options = options
+        self._now_ms = now_ms
+        self._performer = Performer(calls, now_ms)
+
+    @property
+    def counters(self) -> Counters:
+        """What the door has seen."""
+        return self._performer.counters
+
+    @property
+    def under_way(self) -> int:
+        """Client requests whose answer has not begun."""
+        return len(self._performer.flights)
+
+    def handler(self, admit: Admit | None = None) -> Any:
+        """Generic handler for `add_generic_rpc_handlers`."""
+        process = grpc.stream_stream_rpc_method_handler(self._process_of(admit), wire.read_message, None)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+
+    async def close(self) -> None:
+        """Let reports under way come to their end."""
+        await self._performer.close()
+
+    def _process_of(self, admit: Admit | None) -> Callable[[Any, Any], Awaitable[None]]:
+        async def process(requests: Any, context: Any) -> None:
+            metadata = context.invocation_metadata() or ()
+            leave = None if admit is None else admit(metadata)
+            try:
+                await self._serve(context, {key: value for key, value in metadata if isinstance(value, str)})
+            except PolicyCallError as error:  # the service is away: Envoy's fail mode decides
+                await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+            except UnexpectedEventError as error:
+                log.error("the filter is not configured as the door expects: %s", error)
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            finally:
+                if leave is not None:
+                    leave()
+
+        return process
+
+    async def _serve(self, context: Any, metadata: Mapping[str, str]) -> None:
+        run = self._begin(metadata)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                await self._take(run, context.write, self._event(run, message))
+        finally:
+            self._finish(run)
+
+    def _begin(self, metadata: Mapping[str, str]) -> Run:
+        stage = metadata.get(STAGE)
+        if stage == LISTENER_STAGE:
+            return Run(listener.TABLE, listener.Listener(self._options), metadata, True)
+        if stage == UPSTREAM_STAGE:
+            return Run(attempt.TABLE, Attempt(self._options), metadata, False)
+        raise UnexpectedEventError(f"initial metadata {STAGE} is {stage!r}; send {LISTENER_STAGE} or {UPSTREAM_STAGE}")
+
+    async def _take(self, run: Run, write: Callable[[bytes], Awaitable[None]], event: Any) -> None:
+        """One event, and those that the calls it causes result in."""
+        perform = self._performer.perform
+        while event is not None:
+            run.state, wanted = step(run.table, run.state, event)
+            event = None
+            for action in wanted:
+                event = await perform(write, action) or event
+
+    def _finish(self, run: Run) -> None:
+        """The stream is over; what there is to tell is told in the background, since this one may be cancelled."""
+        run.state, wanted = step(run.table, run.state, events.Closed(self._now_ms()))
+        if wanted:
+            self._performer.spawn(wanted)
+
+    # -- events --------------------------------------------------------------------------------------------
+    def _event(self, run: Run, message: Any) -> Any:
+        kind = message.WhichOneof("request")
+        return _READ[kind](self, run, message, getattr(message, kind))
+
+    def _request_headers(self, run: Run, message: Any, part: Any) -> Any:
+        headers = wire.headers_of(part)
+        now = self._now_ms()
+        if run.is_listener:
+            self.counters.requests += 1
+            return events.RequestHeaders(headers, not part.end_of_stream, now)
+        self.counters.attempts += 1
+        return events.AttemptHeaders(
+            headers,
+            not part.end_of_stream,
+            now,
+            self._flight_of(message, now),
+            int(headers.get(ATTEMPT_COUNT_HEADER) or 1),
+            run.metadata.get(CONNECTION) or wire.connection_of(message),
+            run.metadata.get(BASE_PATH, ""),
+        )
+
+    def _flight_of(self, message: Any, now: float) -> Flight | None:
+        carried = wire.decision_of(message)
+        if not carried:
+            return None
+        return self._performer.flights.find(carried.get("id", "")) or from_carried(carried, now)
+
+    def _response_headers(self, run: Run, message: Any, part: Any) -> Any:
+        headers = wire.headers_of(part)
+        details = wire.details_of(message) if run.is_listener else ""
+        status = int(headers.get(":status") or 0)
+        return events.ResponseHeaders(status, headers, not part.end_of_stream, self._now_ms(), details)
+
+    def _request_body(self, run: Run, message: Any, part: Any) -> Any:
+        return events.RequestBody(part.body)
+
+    def _response_body(self, run: Run, message: Any, part: Any) -> Any:
+        return events.ResponseBody(part.body, part.end_of_stream, self._now_ms())
+
+    def _response_trailers(self, run: Run, message: Any, part: Any) -> Any:
+        return events.ResponseTrailers(self._now_ms())
+
+
+_READ: Mapping[str, Callable[[Door, Run, Any, Any], Any]] = {
+    "request_headers": Door._request_headers,
+    "request_body": Door._request_body,
+    "response_headers": Door._response_headers,
+    "response_body": Door._response_body,
+    "response_trailers": Door._response_trailers,
+}

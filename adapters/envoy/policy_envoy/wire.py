@@ -1,0 +1,164 @@
+"""Between Envoy's messages and the values of the stages: reading requests, writing replies.
+
+Replies that change nothing are constant bytes, and what recurs (modes, order of upstreams) is built once: this runs
+for every message of every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf.struct_pb2 import Struct
+
+from policy_envoy.actions import Local, Mode, Pass
+from policy_envoy.flight import Flight
+from policy_envoy.names import CHAIN_NAMESPACE, DECISION_NAMESPACE, ENDPOINT_HEADER, LB_NAMESPACE
+
+read_message: Callable[[bytes], Any] = ext_proc.ProcessingRequest.FromString
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_ATTRIBUTES = "envoy.filters.http.ext_proc"
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+def headers_of(message: Any) -> dict[str, str]:
+    """Headers by lower-case name; of a repeated name the last. Bytes that are no UTF-8 are read as Latin-1."""
+    return {header.key: header.value or _text(header.raw_value) for header in message.headers.headers}
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def details_of(message: Any) -> str:
+    """Envoy's response code details, where the filter asks for that attribute."""
+    found = message.attributes.get(_ATTRIBUTES)
+    return str(found["response.code_details"]) if found and "response.code_details" in found else ""
+
+
+def connection_of(message: Any) -> str:
+    """Connection of the chosen host, from the metadata of its endpoint (shared clusters)."""
+    found = message.attributes.get(_ATTRIBUTES)
+    text = str(found["xds.upstream_host_metadata"]) if found and "xds.upstream_host_metadata" in found else ""
+    return _connection_in(text)
+
+
+@lru_cache(maxsize=4_096)
+def _connection_in(text: str) -> str:
+    """The attribute is a text proto: filter_metadata { key: "policy" value { fields { key: "connection" value ..."""
+    _, _, after = text.partition('key: "connection"')
+    _, _, value = after.partition('string_value: "')
+    return value.partition('"')[0]
+
+
+def decision_of(message: Any) -> Mapping[str, str]:
+    """What the listener stage left in the metadata; empty: it was passed over."""
+    if not message.HasField("metadata_context"):
+        return {}
+    found = message.metadata_context.filter_metadata.get(DECISION_NAMESPACE)
+    return {} if found is None else {name: value.string_value for name, value in found.fields.items()}
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+def write_reply(reply: Pass | Local) -> bytes:
+    """A reply as bytes."""
+    return _local(reply) if type(reply) is Local else _passed(reply)  # type: ignore[arg-type]
+
+
+def _passed(reply: Pass) -> bytes:
+    kind, set_headers, remove_headers, modes, chain, clears_route, body, chunk, is_end = reply
+    if not (set_headers or remove_headers or chain or clears_route) and body is None and chunk is None:
+        return _unchanged(kind, modes)
+    message = ext_proc.ProcessingResponse()
+    common = getattr(message, kind).response
+    common.SetInParent()
+    _put_mutation(common, set_headers, remove_headers)
+    common.clear_route_cache = clears_route
+    if modes:
+        message.mode_override.CopyFrom(_mode(modes))
+    if chain is not None:
+        _put_order(message.dynamic_metadata, chain)
+    if body is not None:
+        common.body_mutation.body = body
+        common.header_mutation.set_headers.append(_header("content-length", str(len(body))))
+    if chunk is not None:
+        common.body_mutation.streamed_response.body = chunk
+        common.body_mutation.streamed_response.end_of_stream = is_end
+    data: bytes = message.SerializeToString()
+    return data
+
+
+@lru_cache(maxsize=256)
+def _unchanged(kind: str, modes: tuple[Mode, ...]) -> bytes:
+    message = ext_proc.ProcessingResponse()
+    getattr(message, kind).SetInParent()
+    if modes:
+        message.mode_override.CopyFrom(_mode(modes))
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _put_mutation(common: Any, set_headers: Iterable[tuple[str, str]], remove_headers: Sequence[str]) -> None:
+    mutation = common.header_mutation
+    for name, value in set_headers:
+        mutation.set_headers.append(_header(name, value))
+    mutation.remove_headers.extend(remove_headers)
+
+
+def _header(name: str, value: str) -> Any:
+    return base_pb2.HeaderValueOption(
+        header=base_pb2.HeaderValue(key=name, raw_value=value.encode()), append_action=_OVERWRITE
+    )
+
+
+_SEND = ProcessingMode.SEND
+_FIELDS: Mapping[Mode, Mapping[str, int]] = {
+    Mode.REQUEST_BODY: {"request_body_mode": ProcessingMode.BUFFERED},
+    Mode.ERROR_BODY: {"response_body_mode": ProcessingMode.BUFFERED},
+    Mode.CHUNKS: {"response_body_mode": ProcessingMode.STREAMED},
+    Mode.HELD: {"response_body_mode": ProcessingMode.FULL_DUPLEX_STREAMED, "response_trailer_mode": _SEND},
+    Mode.END: {"response_trailer_mode": _SEND},
+}
+
+
+@lru_cache(maxsize=64)
+def _mode(modes: tuple[Mode, ...]) -> ProcessingMode:
+    """The override of a message: it replaces all modes, so that the head of the answer is always asked for."""
+    fields = {name: value for mode in modes for name, value in _FIELDS[mode].items()}
+    return ProcessingMode(request_header_mode=_SEND, response_header_mode=_SEND, **fields)
+
+
+def _put_order(metadata: Struct, flight: Flight) -> None:
+    metadata.CopyFrom(_order(flight.connections, flight.addresses))
+    fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
+    for name, value in flight.carried().items():
+        fields[name].string_value = value
+
+
+@lru_cache(maxsize=4_096)
+def _order(connections: tuple[str, ...], addresses: tuple[str, ...]) -> Struct:
+    """The order of the upstreams for the cluster specifier, and for override_host."""
+    found = Struct()
+    groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in connections]
+    found.update({CHAIN_NAMESPACE: {"priority_groups": groups}})  # type: ignore[dict-item]
+    if addresses:
+        found.update({LB_NAMESPACE: {ENDPOINT_HEADER: ",".join(addresses)}})
+    return found
+
+
+def _local(reply: Local) -> bytes:
+    message = ext_proc.ProcessingResponse()
+    answer = message.immediate_response
+    answer.status.code = reply.status
+    answer.body = reply.body
+    answer.details = reply.details
+    answer.headers.set_headers.extend(_header(name, value) for name, value in reply.headers)
+    data: bytes = message.SerializeToString()
+    return data
