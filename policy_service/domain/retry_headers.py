@@ -26,6 +26,8 @@ Headers = Mapping[str, str]
 
 _RESET_EPOCH_ABOVE = 1_700_000_000
 _LONGEST_EPOCH_MS = 30 * DAY_MS
+_PERCENT = 1_000
+"""Numbers are rounded up: in thousandths, 99.5 per cent is not yet all."""
 _SPENT = re.compile(r"(?<![a-z])(?:r|remaining)=0(?![0-9.])", re.IGNORECASE)
 _TIME_TO_RESET = re.compile(r"(?<![a-z])(?:t|reset)=([0-9]{1,12})(?![0-9.])", re.IGNORECASE)
 _EXACT = ("ratelimit-reset", "x-ratelimit-reset-after")
@@ -55,7 +57,7 @@ def _relevant(headers: Headers) -> dict[str, str]:
     for name, value in headers.items():
         lowered = name.lower()
         if ("rate" in lowered or "retry" in lowered or "x-codex" in lowered) and isinstance(value, str):
-            found.setdefault(lowered, _first_of_list(value[: VALUE_LIMIT + 1].strip()))
+            found.setdefault(lowered, _first_of_list(value.strip()))
     return found
 
 
@@ -128,7 +130,7 @@ def _latest(waits: Iterator[DurationMs | None]) -> Iterator[DurationMs]:
 def _codex_windows(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     """A window's reset counts only where the window is used up."""
     prefixes = (f"x-codex-{window}-" for window in ("primary", "secondary"))
-    full = (p for p in prefixes if (read_number(headers.get(p + "used-percent"), 1) or 0) >= 100)
+    full = (p for p in prefixes if (read_number(headers.get(p + "used-percent"), _PERCENT) or 0) >= 100 * _PERCENT)
     yield from _latest(_first_wait(headers, now, p + "reset-after-seconds", p + "reset-at") for p in full)
 
 

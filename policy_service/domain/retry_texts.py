@@ -55,7 +55,7 @@ _HMS = re.compile(r"(?:[0-9]+h)?(?:[0-9]+m)?(?:[0-9]+(?:\.[0-9]+)?s)?", re.IGNOR
 _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?s", re.IGNORECASE)
 _DAYS = re.compile(r"[0-9]+ days?", re.IGNORECASE)
 _CONDITION, _CONDITION_SPAN = "recently", 128
-_LIMIT = re.compile(r"limit:?[ ]([0-9]{1,12})(?![0-9.])(?:[^\n]{0,80}?\brequested:?[ ]~?([0-9]{1,12}))?")
+_LIMIT = re.compile(r"limit:?[ ]([0-9]{1,12})(?!\.?[0-9])(?:[^\n]{0,80}?\brequested:?[ ]~?([0-9]{1,12}))?")
 _TEXT_PROTO = re.compile(r"retry_delay:?\s{0,8}\{\s{0,8}seconds:\s{0,8}([0-9]{1,12})")
 _PIPED_EPOCH = re.compile(r"limit reached[^|\n]{0,40}\|([0-9]{10})(?![0-9])")
 
