@@ -34,6 +34,7 @@ from policy_service.domain.breaker_transitions import (
     count_failure,
     count_success,
     enter_half_open,
+    hear_failure,
 )
 from policy_service.domain.facts import FactLog
 from policy_service.domain.guards import BREAKER_TESTS, SkipsBreaker, breaker_exclusion
@@ -205,6 +206,7 @@ def _failure(book: StateBook, case: BreakerCase, part: str, facts: FactLog) -> B
         return BreakerAnswer(causes=_causes(effect))
     guards = _burst_guards(book, case)
     if any(breaker_burst.suppresses(guard, case.event.at) for guard in guards):
+        book.put(hear_failure(row, case.event.at))
         return BreakerAnswer(causes=(SUPPRESSED,))
     for guard in guards:
         book.put(breaker_burst.accept(guard, case.event.at))

@@ -55,6 +55,12 @@ class Plan:
     clears_timer: bool = False
     terminal: str = ""
     lock: LockEvidence | None = None
+    blames_connection: bool = False
+    """An uncounted failure of the connection itself: nothing of it is stored but that it was heard of."""
+    unlocked: LockEvidence | None = None
+    """Lock that a running timer has left no room for; the model's row only hears of the failure."""
+    blames_pool: bool = False
+    """An uncounted failure of the model's family."""
     pool_ms: DurationMs | None = None
     cools_siblings: bool = False
 

@@ -39,10 +39,11 @@ class LockWriter:
 
     def write(self, evidence: LockEvidence, already: frozenset[Key] = NO_KEYS) -> frozenset[Key]:
         """Write one failure; returns the keys whose count rose. `already`: keys this outcome has counted at."""
+        if self.attempt.breaker_blocks:
+            self.hear(evidence)
         if self.attempt.breaker_blocks or self.cause:
             return NO_KEYS
-        _, key = lockout.key_written(evidence, self.place)
-        before = lockout.lock_row(self.book, self.place, key)
+        before = self._row(evidence)
         trial = early_probe.holds(before.early_probe, self.attempt.permit_id)
         if trial:
             after = self._failed_trial(before, evidence)
@@ -50,6 +51,15 @@ class LockWriter:
             after = lockout.write_lock(before, evidence, self.place, self._how(before.key not in already))
         self._put(before, after)
         return NO_KEYS if trial or before.key in already else frozenset({before.key})
+
+    def hear(self, evidence: LockEvidence) -> None:
+        """Let a lock that stands know of a failure that another mechanism has taken."""
+        if not self.cause:
+            self.book.put(lockout.heard(self._row(evidence), self.attempt.at))
+
+    def _row(self, evidence: LockEvidence) -> ModelLockState:
+        _, key = lockout.key_written(evidence, self.place)
+        return lockout.lock_row(self.book, self.place, key)
 
     def _how(self, counts: bool) -> LockWrite:
         policy = self.policy
@@ -59,7 +69,7 @@ class LockWriter:
     def _failed_trial(self, row: ModelLockState, evidence: LockEvidence) -> ModelLockState:
         """The test of a long block failed: only a later stated end counts."""
         permit = early_probe.failed(row.early_probe) if row.early_probe else None
-        settled = replace(row, early_probe=permit)
+        settled = replace(lockout.heard(row, self.attempt.at), early_probe=permit)
         if not evidence.exact_source:
             return settled
         longest = self.policy.lockout.max_cooldown_ms
@@ -158,7 +168,7 @@ def decay_locks(
 def _timed(
     row: ModelLockState, place: Place, first_output_ms: DurationMs, attempt: Attempt, policy: ConnectionPolicy
 ) -> ModelLockState:
-    if row.last_failure_at is not None and attempt.started_at < row.last_failure_at:
+    if not lockout.is_fresh(row, attempt.started_at):
         return row
     named = replace(row, model=place.model)
     return lockout.note_first_output(named, first_output_ms, attempt.at, policy.lockout.slow_first_output)
@@ -187,6 +197,13 @@ def limit_pool(book: StateBook, place: Place, at: int, duration: DurationMs, fac
     until = max(at + duration, row.limited_until or 0)
     after = replace(row, limited_until=until, limited_at=max(at, row.limited_at or at))
     _put_pool(book, row, after, place, at, facts)
+
+
+def hear_pool(book: StateBook, place: Place, at: int) -> None:
+    """A failure of a family that waits already: newer than any success of a call that began before it."""
+    row = pool_row(book, place)
+    if row.limited_until is not None:
+        book.put(replace(row, limited_at=max(at, row.limited_at or at)))
 
 
 def lift_pool(book: StateBook, place: Place, policy: ConnectionPolicy, attempt: Attempt, facts: FactLog) -> None:

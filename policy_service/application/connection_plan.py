@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policy_service.application.connection_case import Attempt, Case, Errors, Plan, build_case
-from policy_service.application.connection_locks import LockWriter, decay_locks, lift_pool, limit_pool, pool_row
+from policy_service.application.connection_locks import (
+    LockWriter,
+    decay_locks,
+    hear_pool,
+    lift_pool,
+    limit_pool,
+    pool_row,
+)
 from policy_service.application.connection_steps import plan_failure
 from policy_service.application.egress_siblings import cool_siblings, note_sighting
 from policy_service.domain import cooldown, early_probe, terminal
@@ -103,8 +110,7 @@ def fail_connection(
             cool_siblings(book, outcome, whole, attempt.at, plan.timer_ms, facts)
     locks = LockWriter(book, place, policy, attempt, facts)
     locked = locks.write(plan.lock) if plan.lock else frozenset()
-    if plan.pool_ms is not None and not locks.cause:
-        limit_pool(book, place, attempt.at, plan.pool_ms, facts)
+    _settle_model(book, plan, locks)
     causes = tuple(dict.fromkeys(each for each in (cause, locks.cause if plan.lock else "") if each))
     return _answer(case, plan, book, locked, causes)
 
@@ -153,9 +159,23 @@ def _generation_cause(given: int | None, present: int) -> str:
 
 
 # -- carrying a plan out -----------------------------------------------------------------------------
+def _settle_model(book: StateBook, plan: Plan, locks: LockWriter) -> None:
+    """What a failure does to model and family besides its lock."""
+    if locks.cause:
+        return
+    if plan.unlocked:
+        locks.hear(plan.unlocked)
+    if plan.pool_ms is not None:
+        limit_pool(book, locks.place, locks.attempt.at, plan.pool_ms, locks.facts)
+    if plan.blames_pool:
+        hear_pool(book, locks.place, locks.attempt.at)
+
+
 def _write_connection(book: StateBook, case: Case, plan: Plan, attempt: Attempt, facts: FactLog) -> None:
     before = book.get(ConnectionState, case.row.provider, case.row.connection)
     after = _with_probe_settled(_with_plan(before, case, plan), attempt)
+    if plan.blames_connection and not after.is_terminal:
+        after = cooldown.heard(after, case.at)
     if after == before:
         return
     if _is_transition(before, after):

@@ -62,8 +62,16 @@ def _while_cooling(case: Case, wanted: Plan) -> Plan:
             reason=wanted.reason,
             timer_ms=wanted.timer_ms,
             cools_siblings=wanted.cools_siblings,
+            blames_connection=True,
         )
-    return Plan(3, cooldown_ms=remaining, reason=case.record.reason)
+    return Plan(
+        3,
+        cooldown_ms=remaining,
+        reason=case.record.reason,
+        blames_connection=wanted.errors is Errors.FULL,
+        unlocked=wanted.lock,
+        blames_pool=wanted.pool_ms is not None,
+    )
 
 
 def _is_stated(case: Case) -> bool:
@@ -76,7 +84,7 @@ def _family_limited(case: Case) -> Plan | None:
     """4: the family pool of the model waits already."""
     if case.pool_until is None or case.pool_until <= case.at:
         return None
-    return Plan(4, cooldown_ms=case.pool_until - case.at, reason=case.record.reason)
+    return Plan(4, cooldown_ms=case.pool_until - case.at, reason=case.record.reason, blames_pool=True)
 
 
 def _provider_lacks_model(case: Case) -> Plan | None:

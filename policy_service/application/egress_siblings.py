@@ -68,6 +68,7 @@ def _cool(
         return False
     until = at + duration
     if row.rate_limited_until is not None and row.rate_limited_until >= until:
+        book.put(cooldown.heard(row, at))
         return False
     cooled = cooldown.start_timer(row, at, until, facts.cause.hint_source or "")
     fields = cooldown.ErrorFields("address exhausted by a sibling", REASON, "egress", "429", at)

@@ -118,6 +118,8 @@ class BreakerState:
     ramp_admitted: int = 0
     fact_id: str = ""
     """Fact of the last transition: the evidence of an exclusion."""
+    failure_heard_at: Instant | None = None
+    """Newest failure that a burst already counted: an older success subtracts nothing and ends no burst."""
 
     @property
     def key(self) -> Key:

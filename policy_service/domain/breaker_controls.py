@@ -94,9 +94,9 @@ def forget(rows: Iterable[BreakerState], now: Instant) -> list[BreakerState]:
 
 def is_forgettable(row: BreakerState, now: Instant) -> bool:
     """CLOSED with count 0, no control, and no failure for 30 min (breaker.md section 11)."""
-    last = row.last_failure_at
+    last = max(row.last_failure_at or 0, row.failure_heard_at or 0)
     is_quiet = row.state is State.CLOSED and not row.failure_count and not row.override
-    return is_quiet and (last is None or now - last > FORGET_AFTER_MS)
+    return is_quiet and now - last > FORGET_AFTER_MS
 
 
 def _forgotten(row: BreakerState) -> BreakerState:

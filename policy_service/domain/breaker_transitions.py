@@ -95,11 +95,18 @@ def count_success(
         return state, Effect.OVERRIDDEN
     if state.state in (State.OPEN, State.HALF_OPEN):
         return state, Effect.IGNORED
-    if state.last_failure_at is not None and response_at < state.last_failure_at:
+    if any(at is not None and response_at < at for at in (state.last_failure_at, state.failure_heard_at)):
         return state, Effect.STALE_SUCCESS
     if not state.failure_count and not any(kind_count(state, kind) for kind in KIND_FIELDS):
         return state, Effect.FRESH
     return _subtract(state, at, profile, facts), Effect.COUNTED
+
+
+def hear_failure(state: BreakerState, at: Instant) -> BreakerState:
+    """A failure of a burst that counted already: no count, no time of the de-duplication, but newer than any success
+    that began before it. A breaker that admits nothing ignores it (breaker.md section 6)."""
+    is_known = at <= max(state.last_failure_at or 0, state.failure_heard_at or 0)
+    return state if is_known or state.state in (State.OPEN, State.HALF_OPEN) else replace(state, failure_heard_at=at)
 
 
 def close(state: BreakerState, at: Instant, profile: BreakerProfile, facts: FactLog, reason: str) -> BreakerState:
@@ -198,6 +205,7 @@ NO_RAMP: dict[str, Any] = {
 CLEARED: dict[str, Any] = {
     "failure_count": 0,
     "last_failure_kind": "",
+    "failure_heard_at": None,
     "rate_limit_count": 0,
     "quota_exhausted_count": 0,
     "transient_count": 0,

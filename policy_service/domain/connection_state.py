@@ -71,6 +71,8 @@ class ConnectionState:
     early_probe: EarlyProbe | None = None
     last_event_at: Instant | None = None
     fact_id: str = ""
+    failure_heard_at: Instant | None = None
+    """Newest failure that arrived, counted or not: a success of a call that began before it clears nothing."""
 
     @property
     def key(self) -> Key:

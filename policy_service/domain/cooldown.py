@@ -35,6 +35,7 @@ __all__ = [
     "clear_timer",
     "excerpt",
     "health_score",
+    "heard",
     "is_cooling",
     "is_fresh",
     "merge_error",
@@ -140,13 +141,8 @@ def health_score(row: ConnectionState, now: Instant) -> int:
 
 
 def is_fresh(row: ConnectionState, started_at: Instant) -> bool:
-    """False for evidence of a call that began before the newest recorded failure.
-
-    A failure that only prolongs a running timer leaves last_error_at alone; while a timer stands, the newest event of
-    the row stands for it, so that no success clears a wait that was stated after its call began.
-    """
-    prolonged_at = None if row.rate_limited_until is None else row.last_event_at
-    return all(at is None or started_at >= at for at in (row.last_error_at, prolonged_at))
+    """False for evidence of a call that began before the newest failure, whether or not that one was counted."""
+    return all(at is None or started_at >= at for at in (row.last_error_at, row.failure_heard_at))
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -181,6 +177,11 @@ def merge_error(row: ConnectionState, fields: ErrorFields) -> ConnectionState:
     )
 
 
+def heard(row: ConnectionState, at: Instant) -> ConnectionState:
+    """Row that knows of a failure at `at`; nothing else moves, and nothing at all where a newer one is known."""
+    return replace(row, failure_heard_at=at) if at > max(row.last_error_at or 0, row.failure_heard_at or 0) else row
+
+
 def clear_timer(row: ConnectionState) -> ConnectionState:
     """Row without a timer and without the permit to test it early."""
     return replace(row, rate_limited_until=None, limited_since=None, hint_source="", early_probe=None)
@@ -197,6 +198,7 @@ def clear(row: ConnectionState) -> ConnectionState:
         last_error_source="",
         error_code="",
         last_error_at=None,
+        failure_heard_at=None,
     )
 
 

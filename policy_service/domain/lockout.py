@@ -83,6 +83,8 @@ class ModelLockState:
     last_event_at: Instant | None = None
     fact_id: str = ""
     written_as: str = ""
+    failure_heard_at: Instant | None = None
+    """Newest failure that arrived, counted or not: a success of a call that began before it clears nothing."""
 
     @property
     def key(self) -> Key:
@@ -292,7 +294,18 @@ def _later(a: Instant | None, b: Instant) -> Instant:
     return b if a is None else max(a, b)
 
 
+def heard(row: ModelLockState, at: Instant) -> ModelLockState:
+    """Row that knows of a failure which counted elsewhere, so that no older success sets its lock or count aside."""
+    is_news = (row.until is not None or row.failure_count) and at > (row.last_failure_at or 0)
+    return replace(row, failure_heard_at=_later(row.failure_heard_at, at)) if is_news else row
+
+
 # -- recovery ----------------------------------------------------------------------------------------
+def is_fresh(row: ModelLockState, started_at: Instant) -> bool:
+    """False for a call that began before the newest failure of the model."""
+    return all(at is None or started_at >= at for at in (row.last_failure_at, row.failure_heard_at))
+
+
 class Decay(NamedTuple):
     """What a success did to the counters of a target."""
 
@@ -302,9 +315,7 @@ class Decay(NamedTuple):
 
 def decayed(row: ModelLockState, started_at: Instant) -> ModelLockState:
     """Row after a success: count halved, at 0 counter and lock gone. An older success changes nothing."""
-    if row.until is None and not row.failure_count:
-        return row
-    if row.last_failure_at is not None and started_at < row.last_failure_at:
+    if (row.until is None and not row.failure_count) or not is_fresh(row, started_at):
         return row
     half = row.failure_count // 2
     return replace(row, failure_count=half) if half else released(row)

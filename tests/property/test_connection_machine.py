@@ -40,6 +40,8 @@ class Model:
     level: int = 0
     status: str = "active"
     failed_at: int | None = None
+    heard_at: int = 0
+    """Newest failure that arrived, whether or not it changed anything else."""
     generation: int = 1
     steps: list[int] = field(default_factory=list)
 
@@ -52,6 +54,7 @@ class Model:
     def fail(self, status: int, hint: int, at: int) -> None:
         if self.is_dead():
             return
+        self.heard_at = max(self.heard_at, at)
         if status in TERMINAL:
             self.status, self.until, self.failed_at = TERMINAL[status], None, at
         elif self.cools(at):
@@ -72,15 +75,13 @@ class Model:
         self.level = min(5, self.level + 1)
         return wait
 
-    def succeed(self, started: int, heard_at: int) -> None:
-        """`heard_at`: newest event of the row; a timer that stands may have been prolonged by it."""
-        newest = max(self.failed_at or 0, heard_at if self.until is not None else 0)
-        fresh = started >= newest
-        if fresh and not self.is_dead():
+    def succeed(self, started: int) -> None:
+        if started >= self.heard_at and not self.is_dead():
             self.until, self.level, self.status, self.failed_at = None, 0, "active", None
+            self.heard_at = 0
 
     def renew(self) -> None:
-        self.until, self.level, self.status, self.failed_at = None, 0, "active", None
+        self.until, self.level, self.status, self.failed_at, self.heard_at = None, 0, "active", None, 0
         self.generation += 1
 
 
@@ -169,7 +170,7 @@ class ConnectionMachine(RuleBasedStateMachine):
         if generation != self.model.generation:
             assert self.row == before
         else:
-            self.model.succeed(started, before.last_event_at or 0)
+            self.model.succeed(started)
 
     @precondition(lambda self: self.model.generation > 1)
     @rule(status=st.sampled_from([503, 429, 401, 402]), hint=st.sampled_from([0, 60]))
@@ -193,6 +194,7 @@ class ConnectionMachine(RuleBasedStateMachine):
         assert (after.rate_limited_until or 0) >= (at + hint * SECOND if hint and not after.is_terminal else 0)
         self.model.until, self.model.failed_at = after.rate_limited_until, after.last_error_at
         self.model.status = after.test_status
+        self.model.heard_at = max(self.model.heard_at, at)
 
     # -- operators ---------------------------------------------------------------------------------------
     @rule(change=st.booleans())

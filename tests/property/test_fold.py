@@ -188,6 +188,28 @@ def _keeps(before: Row, after: Row) -> None:
 
 
 @SETTINGS
+@given(reports=events(statuses=(502, 503)), age=st.integers(1, 2_000))
+def test_no_success_sets_aside_a_failure_that_came_after_its_call_began(reports: list[OutcomeEvent], age: int) -> None:
+    """Whatever became of that failure: counted, swallowed by a running timer, part of a burst, left to the breaker."""
+    book = StateBook()
+    current = [replace(each, generations=None, outcome=replace(each.outcome, pool_attempt=True)) for each in reports]
+    fold_batch(book, current, POLICY)
+    newest = max(current, key=fold_order)
+    assume(newest.target.connection)
+    success = replace(newest, event_id="success", outcome=replace(newest.outcome, status=200, headers={}))
+    began = newest.at - age
+    before = rows(book)
+    fold(book, replace(success, at=newest.at + 1, started_at=began, first_byte_at=began), POLICY)
+    assert {key: _held(row) for key, row in rows(book).items()} == {key: _held(row) for key, row in before.items()}
+
+
+def _held(row: Row) -> tuple[object, ...]:
+    """What a row holds against its key, time's own doings aside."""
+    names = ("failure_count", "count", "failures", "backoff_level", "streak", "last_at")
+    return deadline(row), *(getattr(row, name, None) for name in names)
+
+
+@SETTINGS
 @given(times=st.lists(st.integers(0, 100_000), min_size=1, max_size=12), data=st.data())
 def test_counts_of_late_failures_add_whatever_the_order(times: list[int], data: st.DataObject) -> None:
     patient = Policy(Catalogue(stored_settings={"breaker.api_key.failure_threshold": 1_000}))

@@ -29,17 +29,15 @@ class Refusals:
     until: int = 0
     banned: bool = False
 
-    def refuse(self, at: int) -> bool:
-        """False for one of an episode that was counted already: it leaves no trace."""
+    def refuse(self, at: int) -> None:
         if self.banned or at < self.until:
-            return False
+            return
         self.streak = self.streak + 1 if self.last is not None and at - self.last < DAY else 1
         self.last = at
         if self.streak == 3:
             self.banned, self.streak, self.last, self.until = True, 0, None, 0
         else:
             self.until = at + (300_000, 900_000)[self.streak - 1]
-        return True
 
     def forget(self) -> None:
         if not self.banned:
@@ -64,15 +62,14 @@ class RefusalMachine(RuleBasedStateMachine):
     def a_request_is_refused(self, times: int) -> None:
         for _ in range(times):
             self.world.failure({"at_ms": self.now, "status": 403, "text": "Request not allowed"})
-            if self.model.refuse(self.now):
-                self.failed_at = self.now
+            self.model.refuse(self.now)
+        self.failed_at = self.now
 
     @rule(age=st.sampled_from([0, 1_000, DAY]))
     def a_call_succeeds(self, age: int) -> None:
         self.world.success({"at_ms": self.now, "started_at_ms": self.now - age})
         if self.failed_at is None or self.now - age >= self.failed_at:
             self.model.forget()
-            self.failed_at = None
 
     @rule()
     def a_replica_restarts(self) -> None:

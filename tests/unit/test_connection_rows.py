@@ -80,14 +80,23 @@ def test_a_success_empties_timer_error_and_ladder_and_nothing_else() -> None:
     assert cooldown.recover(replace(FULL, test_status="banned"), replace(seen, test_status="banned")) is None
 
 
-def test_a_call_that_began_before_the_newest_failure_or_while_a_timer_was_prolonged_clears_nothing() -> None:
+def test_a_call_that_began_before_the_newest_failure_counted_or_not_clears_nothing() -> None:
     first = ConnectionState("p", "c", last_error_at=0)
     assert [cooldown.is_fresh(first, at) for at in (-1, 0)] == [False, True]
-    prolonged = replace(FULL, last_event_at=2_000)
+    prolonged = replace(FULL, failure_heard_at=2_000)
     assert [cooldown.is_fresh(prolonged, at) for at in (1_999, 2_000)] == [False, True]
-    assert cooldown.is_fresh(replace(prolonged, rate_limited_until=None), 1_000)
-    assert cooldown.is_fresh(replace(prolonged, last_event_at=None), 1_000)
-    assert cooldown.is_fresh(ConnectionState("p", "c", rate_limited_until=5), -9)
+    assert not cooldown.is_fresh(replace(prolonged, rate_limited_until=None), 1_999)
+    assert cooldown.is_fresh(replace(FULL, last_event_at=2_000), 1_000)
+    assert cooldown.is_fresh(ConnectionState("p", "c", rate_limited_until=5, last_event_at=9), -9)
+
+
+def test_a_failure_is_heard_of_only_where_no_newer_one_is_known() -> None:
+    heard = cooldown.heard(FULL, 1_001)
+    assert heard == replace(FULL, failure_heard_at=1_001)
+    assert cooldown.heard(FULL, 1_000) is FULL
+    assert cooldown.heard(heard, 1_001) is heard
+    assert cooldown.success(heard, 1_000) is heard
+    assert cooldown.success(heard, 1_001).failure_heard_at is None
 
 
 @pytest.mark.parametrize(

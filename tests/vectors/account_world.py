@@ -67,6 +67,9 @@ class Answer:
     error_type: str = ""
 
 
+_WHEN_HEARD: Mapping[str, Any] = {"failure_heard_at": None, "last_event_at": None}
+
+
 class AccountWorld:
     """Rows, catalogue and clock of one vector."""
 
@@ -281,12 +284,20 @@ class AccountWorld:
 
     def commit(self, book: StateBook, log: FactLog) -> None:
         """Take over what a fold has written."""
-        self.writes += sum(isinstance(row, ConnectionState) for row in book.changes.values())
+        self.writes += sum(self._is_write(row) for row in book.changes.values())
         locks = [row for row in book.changes.values() if isinstance(row, ModelLockState)]
         if locks:
             self.written_key = locks[-1].written_as or locks[-1].key_kind
         self.rows.update(book.changes)
         self.facts.extend(log.facts)
+
+    def _is_write(self, row: Row) -> bool:
+        """A connection row whose status, timer, level or error fields are written (the table of section 4). When a
+        failure was last heard of is none of them; README ruling 9 needs it, also of failures that count for nothing."""
+        if not isinstance(row, ConnectionState):
+            return False
+        before = StateBook(self.rows).get(ConnectionState, row.provider, row.connection)
+        return replace(row, **_WHEN_HEARD) != replace(before, **_WHEN_HEARD)
 
     def failure(self, step: Mapping[str, Any]) -> Answer:
         """One failure through guards, classification, failure algorithm and pool lockout."""

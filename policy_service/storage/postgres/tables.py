@@ -124,8 +124,11 @@ REPLICA = _table(
     Column("incarnation", Text, primary_key=True),
     _number("last_number"),
     _number("seen_at"),
+    Column("name", Text, nullable=False, server_default=text("''")),
+    Column("release", Text, nullable=False, server_default=text("''")),
+    Column("alive_until", BigInteger, nullable=False, server_default=text("0")),
 )
-"""Last event number that each replica incarnation has committed."""
+"""Last event number that each replica incarnation has committed, and until when its newest signature stands."""
 
 FACT = _table(
     "fact",
