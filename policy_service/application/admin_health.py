@@ -16,10 +16,11 @@ from policy_service.application.freshness import Freshness
 from policy_service.application.lease_book import LeaseBook
 from policy_service.application.permits import Permits
 from policy_service.application.ports import Clock, FactPage, Store, StoreUnavailableError
+from policy_service.application.ports_fleet import Sighting
 from policy_service.application.view import View
 from policy_service.domain.connection_state import TERMINAL_STATES
 from policy_service.domain.facts import Fact
-from policy_service.domain.ids import DurationMs
+from policy_service.domain.ids import DurationMs, Instant
 
 PING_MS: DurationMs = 500
 """Longest wait for the database when it is asked for its condition."""
@@ -52,6 +53,10 @@ class Health:
     owned: Owned
     spooled_events: int
     convergence: ConvergenceSummary
+    replicas: tuple[Sighting, ...] = ()
+    """Replicas alive, this one first."""
+    now: Instant = 0
+    """Database time of the answer."""
 
 
 class HealthAdmin:
@@ -59,6 +64,7 @@ class HealthAdmin:
 
     Args:
         spooled: number of reports that wait in the spool for the store.
+        sightings: replicas alive.
     """
 
     def __init__(
@@ -73,7 +79,9 @@ class HealthAdmin:
         convergence: Callable[[], ConvergenceSummary],
         leases: LeaseBook,
         permits: Permits,
+        sightings: Callable[[], tuple[Sighting, ...]] = tuple,
     ) -> None:
+        self._sightings = sightings
         self._leases = leases
         self._permits = permits
         self._owned = Owned()
@@ -105,6 +113,8 @@ class HealthAdmin:
             owned=self._owned,
             spooled_events=self._spooled(),
             convergence=self._convergence(),
+            replicas=self._sightings(),
+            now=self._clock.now(),
         )
 
     async def _ping(self) -> DurationMs | None:

@@ -6,7 +6,7 @@ instant at which time changes an answer. Healthy traffic on a named route theref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policy_service.application.messages import Dispatch, TokenTarget
@@ -45,12 +45,21 @@ class Gated:
     """Dispatch of the eligible in configured order with the default number of fallbacks, made at first use."""
 
 
-class Gating:
-    """Evaluates pools against the view."""
+OnOverflow = Callable[[Pool, Sequence[Exclusion]], None]
+"""Hears of exclusions that the pool guard leaves without effect, whenever a pool is evaluated anew."""
 
-    def __init__(self, view: View, replica: str = "") -> None:
+
+class Gating:
+    """Evaluates pools against the view.
+
+    Args:
+        replica: name of this replica, whose own open breakers count too.
+    """
+
+    def __init__(self, view: View, replica: str = "", on_overflow: OnOverflow = lambda *_: None) -> None:
         self._view = view
         self._replica = replica
+        self._on_overflow = on_overflow
 
     def of(self, pool: Pool, now: Instant) -> Gated:
         """Gate result of a pool, from memory while it holds."""
@@ -101,7 +110,9 @@ class Gating:
     def _soften(self, gated: Gated, pool: Pool, now: Instant) -> None:
         """Opt-in guards: exclusions that the pool guard waives, and blocks that may be tested early."""
         if self._view.policy.pool_guard.enabled:
-            apply_pool_guard(gated, self._view.policy.pool_guard, now)
+            waived = apply_pool_guard(gated, self._view.policy.pool_guard, now)
+            if waived:
+                self._on_overflow(pool, waived)
         excluded = {exclusion.target for exclusion in gated.exclusions}
         early: list[int] = []
         for position, target in enumerate(gated.targets):
@@ -157,8 +168,11 @@ def _returns_before(one: Exclusion, other: Exclusion | None) -> bool:
     return other is None or (one.until or NEVER) < (other.until or NEVER)
 
 
-def apply_pool_guard(gated: Gated, profile: PoolGuardProfile, now: Instant) -> None:
-    """Waive soft exclusions beyond the share, and name whom to offer in panic (spec/guards.md section 6)."""
+def apply_pool_guard(gated: Gated, profile: PoolGuardProfile, now: Instant) -> Sequence[Exclusion]:
+    """Waive soft exclusions beyond the share, and name whom to offer in panic (spec/guards.md section 6).
+
+    Returns the exclusions that were waived.
+    """
     by_target = {exclusion.target: exclusion for exclusion in gated.exclusions}
     members = [
         member
@@ -166,12 +180,12 @@ def apply_pool_guard(gated: Gated, profile: PoolGuardProfile, now: Instant) -> N
         if (member := _member(str(position), by_target.get(target), now)) is not None
     ]
     verdict = judge_pool(members, profile, now)
-    if verdict.not_enforced:
-        waived = {int(name) for name in verdict.not_enforced}
-        gated.eligible = sorted({*gated.eligible, *waived})
-        gone = {gated.targets[position] for position in waived}
-        gated.exclusions = [e for e in gated.exclusions if e.target not in gone]
+    waived = {int(name) for name in verdict.not_enforced}
+    gated.eligible = sorted({*gated.eligible, *waived}) if waived else gated.eligible
+    gone = {gated.targets[position] for position in waived}
+    gated.exclusions = [each for each in gated.exclusions if each.target not in gone]
     gated.panic = [int(name) for name in verdict.panic]
+    return [exclusion for target, exclusion in by_target.items() if target in gone]
 
 
 def _member(name: str, exclusion: Exclusion | None, now: Instant) -> Member | None:

@@ -9,6 +9,7 @@ from policy_service.application.callers import Registry
 from policy_service.application.gating import Gated, Gating
 from policy_service.application.messages import Candidate, EarlierAttempt, SelectRequest
 from policy_service.application.ordering import Ordering
+from policy_service.application.overflow_facts import OverflowFacts
 from policy_service.application.pin_selection import Pinned
 from policy_service.application.pins import PinAnswer
 from policy_service.application.pools import Pool, Pools
@@ -89,6 +90,7 @@ class Opening:
         ordering: Ordering,
         stickiness: RouteStickiness,
         replica: str,
+        overflows: OverflowFacts,
     ) -> None:
         self._view = view
         self._clock = clock
@@ -97,7 +99,7 @@ class Opening:
         self._ordering = ordering
         self._stickiness = stickiness
         self._pools = Pools(view.policy)
-        self.gating = Gating(view, replica)
+        self.gating = Gating(view, replica, overflows.note)
 
     def begin(self, request: SelectRequest) -> Selection | None:
         """The selection with its order; None where there is nothing to select from.

@@ -69,6 +69,7 @@ def admin_use_cases(
             replica.follower.convergence.summary,
             replica.leases,
             replica.permits,
+            lambda: replica.liveness.sightings,
         ),
         facts=FactsAdmin(replica.store, view),
         report=replica.report,

@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from policy_service.domain.ids import Instant
 from policy_service.domain.profiles import PoolGuardProfile
 from policy_service.domain.state import Key
+
+MECHANISM: Final = "pool_guard"
+NOT_ENFORCED: Final = "not_enforced"
+OVERFLOW: Final = "exclusion_overflow"
+"""Reason of the fact that an exclusion beyond the share leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,6 @@ def judge_pool(members: Sequence[Member], profile: PoolGuardProfile, now: Instan
     selectable = tuple(m.name for m in members if m.name not in excluded)
     panic = _panic(wanted, profile, in_flight) if profile.enabled and not selectable else ()
     return PoolVerdict(excluded, tuple(m.name for m in wanted if m.name in waived), selectable, panic)
-
-
-def overflows(members: Sequence[Member], candidate: str, profile: PoolGuardProfile, now: Instant) -> bool:
-    """True if the exclusion just written for `candidate` stays without effect (fact `exclusion_overflow`)."""
-    return candidate in judge_pool(members, profile, now).not_enforced
 
 
 def _waived(members: Sequence[Member], wanted: Sequence[Member], profile: PoolGuardProfile) -> frozenset[str]:

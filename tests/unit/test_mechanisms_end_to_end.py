@@ -216,6 +216,7 @@ async def test_the_quorum_keeps_one_connections_failures_with_the_replica_that_s
         running(member(database, moments, catalogue)) as one,
         running(member(database, moments, catalogue, "r2")) as two,
     ):
+        await one.liveness.sign()
         await fail_over_and_over(one, moments)
         await two.follower._step()
         assert (await where_to(one), await where_to(two)) == ("circuit_open", "z")

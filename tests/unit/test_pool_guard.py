@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_service.domain.pool_guard import Member, PoolVerdict, judge_pool, limit_of, overflows
+from policy_service.domain.pool_guard import Member, PoolVerdict, judge_pool, limit_of
 from policy_service.domain.profiles import PoolGuardProfile
 
 ON = PoolGuardProfile(enabled=True)
@@ -15,8 +15,8 @@ def test_at_most_half_of_a_pool_is_softly_excluded_and_the_newest_is_waived() ->
     members = [Member("a", 60, 0), Member("b", 60, 0), Member("c", 60, 0), Member("d")]
     verdict = judge_pool(members, ON, 1)
     assert verdict == PoolVerdict(("a", "b"), ("c",), ("c", "d"))
-    assert overflows(members, "c", ON, 1)
-    assert not overflows(members, "b", ON, 1)
+    assert "c" in judge_pool(members, ON, 1).not_enforced
+    assert "b" not in judge_pool(members, ON, 1).not_enforced
 
 
 def test_the_oldest_waived_exclusion_is_enforced_when_another_ends() -> None:

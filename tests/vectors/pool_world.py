@@ -9,7 +9,7 @@ from typing import Any
 from policy_service.domain.catalogue import Catalogue
 from policy_service.domain.ids import SERVER_STATED
 from policy_service.domain.policy import Policy
-from policy_service.domain.pool_guard import Member, PoolVerdict, judge_pool, overflows
+from policy_service.domain.pool_guard import Member, PoolVerdict, judge_pool
 
 
 class PoolWorld:
@@ -36,7 +36,7 @@ class PoolWorld:
         name = step["member"]
         fixed = step.get("source") in SERVER_STATED
         self.members[name] = replace(self.members[name], until=int(step["until_ms"]), since=self.now, fixed=fixed)
-        self.overflowed += overflows(self._ordered(), name, self.profile, self.now)
+        self.overflowed += name in judge_pool(self._ordered(), self.profile, self.now).not_enforced
 
     def _select(self) -> Mapping[str, Any]:
         verdict = self._judged()

@@ -24,6 +24,7 @@ from policy_service.application.ports import (
     Unit,
     Versioned,
 )
+from policy_service.application.ports_fleet import Sighting, Signer
 from policy_service.domain.facts import Fact
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.state import Key, Row, StateBook
@@ -68,6 +69,8 @@ class MemoryDatabase:
     """Newest version dropped from the feed."""
     answers: dict[str, Answer] = field(default_factory=dict)
     progress: dict[str, tuple[int, Instant]] = field(default_factory=dict)
+    roll: dict[str, Sighting] = field(default_factory=dict)
+    """Newest signature of each replica incarnation."""
     facts: dict[str, Fact] = field(default_factory=dict)
     """By id, in the order of recording."""
     fact_numbers: dict[str, int] = field(default_factory=dict)
@@ -163,6 +166,15 @@ class MemoryStore:
         progress = {incarnation: number for incarnation, (number, _) in database.progress.items()}
         watermark = str(database.version)
         return Feed(tuple(rows), database.clock(), watermark, is_full, revision, progress, database.epoch)
+
+    async def sign(self, signer: Signer, stands_ms: DurationMs, *, timeout_ms: DurationMs) -> tuple[Sighting, ...]:
+        database = self._call()
+        now = database.clock()
+        own = Sighting(signer, now, now + stands_ms)
+        database.roll[signer.incarnation] = own
+        others = (each for each in database.roll.values() if each.signer.incarnation != signer.incarnation)
+        standing = sorted((each for each in others if each.alive_until > now), key=lambda each: each.signer[1::-1])
+        return (*([own] if stands_ms else []), *standing)
 
     async def subscribe(self, wake: Callable[[], None], lost: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         subscribers = self.database.subscribers

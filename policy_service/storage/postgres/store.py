@@ -23,10 +23,11 @@ from policy_service.application.ports import (
     StoreUnavailableError,
     Unit,
 )
+from policy_service.application.ports_fleet import Sighting, Signer
 from policy_service.domain.facts import Fact
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.storage.codec import clean_text, row_codec
-from policy_service.storage.postgres import feed, identity, pruning, schema, statements
+from policy_service.storage.postgres import feed, identity, pruning, roll, schema, statements
 from policy_service.storage.postgres.errors import Remedy, remedy_of
 from policy_service.storage.postgres.listener import Listener
 from policy_service.storage.postgres.session import Session, Sessions, StoreOptions
@@ -116,6 +117,9 @@ class PostgresStore:
 
     async def poll(self, watermark: str, *, timeout_ms: DurationMs) -> Feed:
         return await self._with_session(lambda session: feed.poll(session, watermark), timeout_ms, self._following)
+
+    async def sign(self, signer: Signer, stands_ms: DurationMs, *, timeout_ms: DurationMs) -> tuple[Sighting, ...]:
+        return await self._with_session(lambda s: roll.sign(s, signer, stands_ms), timeout_ms, self._following)
 
     async def subscribe(self, wake: Callable[[], None], lost: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         options = self._sessions.options

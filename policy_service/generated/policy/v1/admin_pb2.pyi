@@ -280,7 +280,9 @@ class GetHealthResponse(_message.Message):
     """Events that wait for the store."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaHealth]:
-        """Replicas heard of lately."""
+        """Replicas alive, this one first: those that signed within the last ten seconds and have not stopped since. Empty: this
+        one has not reached the database yet.
+        """
 
     @_builtins.property
     def database(self) -> Global___DatabaseHealth:
@@ -364,19 +366,23 @@ class ReplicaHealth(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     LAST_SEEN_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Replica."""
     last_seen_ms: _builtins.int
-    """Age of its last sign of life."""
+    """Age of its last sign of life; one is given every two seconds."""
+    version: _builtins.str
+    """Release of the service that it runs."""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         last_seen_ms: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_seen_ms", b"last_seen_ms", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_seen_ms", b"last_seen_ms", "replica", b"replica", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

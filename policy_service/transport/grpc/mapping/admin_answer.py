@@ -11,7 +11,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 from policy_service.application.admin_catalogue import RuleWarning, Setting, Settings
 from policy_service.application.admin_health import Health, mechanism_of
 from policy_service.application.admin_listings import BreakerView, StatePage, StateRow
+from policy_service.application.ports_fleet import Sighting
 from policy_service.domain import facts as recorded
+from policy_service.domain.ids import Instant
 from policy_service.domain.lockout_upkeep import LockListing
 from policy_service.generated.policy.v1 import admin_pb2
 from policy_service.transport.grpc.mapping.admin_request import write_place
@@ -111,12 +113,17 @@ def fact(each: recorded.Fact) -> admin_pb2.Fact:
     )
 
 
+def _replica(each: Sighting, now: Instant) -> admin_pb2.ReplicaHealth:
+    name, release = each.signer.name, each.signer.release
+    return admin_pb2.ReplicaHealth(replica=name, last_seen_ms=max(0, now - each.seen_at), version=release)
+
+
 def health(each: Health, release: str) -> admin_pb2.GetHealthResponse:
     """Condition of the service."""
     return admin_pb2.GetHealthResponse(
         status=HEALTH.number(each.status),
         replica=each.replica,
-        replicas=[admin_pb2.ReplicaHealth(replica=each.replica)],
+        replicas=[_replica(sighting, each.now) for sighting in each.replicas],
         database=admin_pb2.DatabaseHealth(reachable=each.is_database_reachable, latency_ms=each.database_latency_ms),
         policy_revision=each.policy_revision,
         view_age_ms=each.view_age_ms,

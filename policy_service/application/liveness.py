@@ -1,0 +1,75 @@
+"""Which replicas are alive. Each signs the fleet's roll every few seconds and reads who else stands on it.
+
+Healthy traffic pays nothing for it, and no decision waits for it. Only the evidence quorum (spec/breaker.md section 12)
+and GetHealth look at it: a replica that starts, stops or dies changes nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from policy_service.application.ports import StoreUnavailableError
+from policy_service.application.ports_fleet import RollStore, Sighting, Signer
+from policy_service.domain.ids import DurationMs
+
+log = logging.getLogger(__name__)
+
+SIGN_EVERY_MS: Final = 2_000
+STANDS_FOR: Final = 5
+"""Rounds for which a signature stands: a killed replica is gone after so many, one lost statement costs nothing."""
+SIGN_MS: Final = 1_000
+SIGN_OFF_MS: Final = 500
+
+
+class Liveness:
+    """The roll as this replica saw it last.
+
+    Args:
+        signer: this replica.
+        every_ms: time between two signatures.
+    """
+
+    def __init__(self, store: RollStore, signer: Signer, *, every_ms: DurationMs = SIGN_EVERY_MS) -> None:
+        self._store = store
+        self._signer = signer
+        self._every_ms = every_ms
+        self._task: asyncio.Task[None] | None = None
+        self.sightings: tuple[Sighting, ...] = ()
+        """Replicas alive, this one first; as read last while the store is away, and empty before the first reading."""
+
+    def count(self) -> int | None:
+        """Replicas alive; None while nothing is known."""
+        return len(self.sightings) or None
+
+    async def start(self) -> None:
+        """Sign once, then in the background."""
+        await self.sign()
+        self._task = asyncio.create_task(self._loop(), name="roll")
+
+    async def stop(self) -> None:
+        """Sign off, so that the others need not wait until the signature has run out."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._sign(0, SIGN_OFF_MS)
+
+    async def sign(self) -> None:
+        """Sign now and take over who stands; a failure leaves what is known."""
+        self.sightings = await self._sign(self._every_ms * STANDS_FOR, SIGN_MS) or self.sightings
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_ms / 1000)
+            await self.sign()
+
+    async def _sign(self, stands_ms: DurationMs, timeout_ms: DurationMs) -> tuple[Sighting, ...]:
+        try:
+            return await self._store.sign(self._signer, stands_ms, timeout_ms=timeout_ms)
+        except StoreUnavailableError as error:
+            log.info("the roll waits for the store: %s", error)
+        except Exception:
+            log.exception("the roll could not be signed")
+        return ()
