@@ -180,12 +180,12 @@ def _read(
         log = _fact_log(event, None)
         return _Report(book, event, policy, applies, named_outcome(event), None, log, draw, now, replicas)
     read = meaning_of(event, policy)
-    log = _fact_log(event, read.restated)
+    log = _fact_log(event, read)
     return _Report(book, event, policy, read.policy, read.outcome, read, log, draw, now, replicas)
 
 
-def _fact_log(event: OutcomeEvent, restated: Restated | None) -> FactLog:
-    corrected = restated.status if restated is not None and restated.rule_id is not None else None
+def _fact_log(event: OutcomeEvent, read: Meaning | None) -> FactLog:
+    restated = read.restated if read and read.restated and read.restated.rule_id is not None else None
     cause = Cause(
         event.event_id,
         event.at,
@@ -193,10 +193,17 @@ def _fact_log(event: OutcomeEvent, restated: Restated | None) -> FactLog:
         decision_id=event.decision_id,
         request_id=event.request_id,
         status=event.outcome.status,
-        restated_status=corrected,
+        restated_status=restated.status if restated else None,
+        reason=read.found.reason if read else "",
+        rule_id=_rule_id(read.found, restated) if read else None,
         rule=event.verdict.rule if event.verdict else "",
     )
     return FactLog(cause)
+
+
+def _rule_id(found: Classification, restated: Restated | None) -> str | None:
+    """The provider's or operator's rule behind a failure, else the one that corrected its status."""
+    return found.rule_id or (restated.rule_id if restated else None)
 
 
 # --- success ------------------------------------------------------------------------------------------------

@@ -136,7 +136,8 @@ def is_session(r: Reading) -> bool:
 def is_quota_with_reset(r: Reading) -> bool:
     if not r.is_signal_usable or r.hint is None:
         return False
-    spent = r.status == 429 and signals.QUOTA_TEXT_EXTENDED.found_in(r.account_text)
+    # A gateway in between may wrap the refusal into a 5xx of its own.
+    spent = 429 in (r.status, r.outcome.inner_status) and signals.QUOTA_TEXT_EXTENDED.found_in(r.account_text)
     return spent or text_reason(r.account_text) == Reason.QUOTA_EXHAUSTED
 
 

@@ -54,8 +54,16 @@ _RULE_REASONS: Final[dict[str, str]] = {
     Reason.MODEL_CAPACITY: "overloaded",
     Reason.SERVER_ERROR: "server_error",
     Reason.AUTH_ERROR: "auth_error",
+    Reason.NOT_FOUND: "model_not_found",
 }
 """Reason of a configured rule -> reason of the verdict; `unknown` leaves the table's."""
+_FINER: Final[dict[str, frozenset[str]]] = {
+    Reason.AUTH_ERROR: frozenset({"model_access_denied", "client_blocked", "region_blocked"}),
+    Reason.NOT_FOUND: frozenset({"model_access_denied"}),
+    Reason.QUOTA_EXHAUSTED: frozenset({"rate_limit"}),
+}
+"""Reasons of the table that say more exactly what a catalogue rule means by its own, and therefore stay."""
+_RULE_SCOPES: Final = {"model": MODEL, "connection": CONNECTION}
 
 
 class Case:
@@ -113,15 +121,25 @@ def judge_reading(reading: Reading, guard: str, found: Classification) -> Verdic
     scope = limit_scope(case) if row.scope == LIMIT else row.scope
     fallback = guard_allows_fallback(case.guard) if row.id == _BY_GUARD else row.fallback
     wait = reading.stated_wait_ms if row.states_wait else None
-    if found.rule_by_operator and not case.guard and row.terminal is None:
-        return _by_operator(found, row.reason, wait)
+    if found.rule_id and not case.guard and row.terminal is None:
+        by_rule = _by_operator if found.rule_by_operator else _by_catalogue
+        return by_rule(found, scope, row.reason, wait)
     return Verdict(scope, row.reason, fallback, wait, row.terminal, _rule_name(row, case))
 
 
-def _by_operator(found: Classification, reason: str, wait: DurationMs | None) -> Verdict:
+def _by_operator(found: Classification, _: str, reason: str, wait: DurationMs | None) -> Verdict:
     """What the operator says of an answer stands before what this table would make of it."""
     scope = MODEL if found.rule_scope == "model" else CONNECTION
     return Verdict(scope, _RULE_REASONS.get(found.reason, reason), True, wait, None, found.rule_id or found.rule)
+
+
+def _by_catalogue(found: Classification, scope: str, reason: str, wait: DurationMs | None) -> Verdict:
+    """What the provider's own entry says of an answer: its reason, unless this table has the same one finer; its scope
+    where that has effect. An answer that a rule takes for the account's is no fault of the request."""
+    honored = _RULE_SCOPES.get(found.rule_scope or "") if found.rule_scope_honored else None
+    told = reason if reason in _FINER.get(found.reason, ()) else _RULE_REASONS.get(found.reason, reason)
+    ours = CONNECTION if scope == NOBODY else scope
+    return Verdict(honored or ours, told, True, wait, None, found.rule_id or found.rule)
 
 
 def limit_scope(case: Case) -> str:

@@ -158,6 +158,7 @@ class TracedReport:
                 names.REASON: verdict.reason,
                 names.SCOPE_OF_BLAME: verdict.scope,
                 names.RULE: verdict.rule,
+                names.RULE_ID: verdict.rule_id,
                 names.RESTATED_STATUS: verdict.restated_status or 0,
                 names.ACTION: answer.action.kind,
                 names.DURABLE: answer.durable,

@@ -1799,9 +1799,9 @@ class Verdict(_message.Message):
     retry_after_ms: _builtins.int
     """Retry-After to give to the client. Unset: none."""
     rule: _builtins.str
-    """Id of the rule of the pipeline that decided."""
+    """Id of what decided: a row of the verdict table, a rule of the pipeline, or the catalogue or operator rule that matched."""
     rule_id: _builtins.str
-    """Id of the catalogue or operator rule that matched. Empty: none."""
+    """Id of the catalogue or operator rule that matched, else of the rule that corrected the status. Empty: none."""
     hint_source: _builtins.str
     """Where the waiting time was found: `header`, `google_rpc_retry_info`, `body`. Empty: none was stated."""
     failure_kind: _reasons_pb2.FailureKind.ValueType
