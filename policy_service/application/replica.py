@@ -20,11 +20,14 @@ from policy_service.application.freshness import Freshness
 from policy_service.application.grants import Grants
 from policy_service.application.lease_book import LeaseBook
 from policy_service.application.lease_upkeep import LeaseUpkeep
+from policy_service.application.liveness import SIGN_EVERY_MS, Liveness
 from policy_service.application.managed_selection import LeaseReports, ManagedSelection
+from policy_service.application.overflow_facts import OverflowFacts
 from policy_service.application.permits import Permits
 from policy_service.application.pin_reports import PinReports
 from policy_service.application.pins import Pins
 from policy_service.application.ports import CatalogueRevision, Entropy, Spool, Store, StoreUnavailableError
+from policy_service.application.ports_fleet import Signer
 from policy_service.application.ports_leases import LeaseStore
 from policy_service.application.ports_permits import PermitStore
 from policy_service.application.ports_pins import PinStore
@@ -62,6 +65,10 @@ class ReplicaSettings:
     """Longest transaction of a lease or permit."""
     awaits_failover: bool = False
     """Replication is asynchronous: leases and permits pause after a failover (fleet.md section 7)."""
+    release: str = ""
+    """Version of the service, as the other replicas' operators see it."""
+    sign_every_ms: DurationMs = SIGN_EVERY_MS
+    """Between two signs of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,10 @@ class Replica:
         self._compile_revision = compile_revision
         self.incarnation = entropy.new_id()
         self.clock = DatabaseClock(monotonic_ms)
-        self.view = View(policy, fold_report)
+        self.liveness = Liveness(
+            store, Signer(self.incarnation, settings.name, settings.release), every_ms=settings.sign_every_ms
+        )
+        self.view = View(policy, lambda book, event, p: fold_report(book, event, p, replicas=self.liveness.count()))
         self.commit: GroupedCommit[ReportResult] = GroupedCommit(
             store,
             self.view,
@@ -112,6 +122,7 @@ class Replica:
             encode_event=encode_event,
             decode_event=decode_event,
             limits=settings.commit,
+            replicas=self.liveness.count,
         )
         self.freshness = Freshness(self.view, self.is_store_away, settings.stale_after_ms)
         self.permits = Permits(
@@ -146,6 +157,7 @@ class Replica:
             self.view, store, self.clock, entropy, report_ms=settings.commit.report_ms, store_away=self.is_store_away
         )
         stickiness = RouteStickiness(self.view)
+        self.overflows = OverflowFacts(store, self.clock, settings.name)
         self.select = SelectTarget(
             self.view,
             self.clock,
@@ -156,6 +168,7 @@ class Replica:
             self.pins,
             self.wall,
             stickiness,
+            self.overflows,
             list_always=settings.list_exclusions_always,
         )
         self.report = ReportOutcome(
@@ -199,6 +212,7 @@ class Replica:
             StoreUnavailableError: the first load failed.
         """
         await self.follower.start()
+        await self.liveness.start()
         taken_over = await self.commit.start()
         self.pin_reports.start()
         await self.permits.start()
@@ -212,7 +226,9 @@ class Replica:
         await self.pin_reports.stop()
         await self.permits.stop()
         await self.grants.settle()
+        await self.overflows.settle()
         await self.follower.stop()
+        await self.liveness.stop()
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)

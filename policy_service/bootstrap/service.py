@@ -261,6 +261,7 @@ class Service:
             list_exclusions_always=self._is_traced,
             operation_ms=store.operation_ms,
             awaits_failover=store.failover == "async",
+            release=RELEASE,
         )
         stores = OwnershipStores(
             PostgresLeaseStore(self.store), PostgresPermitStore(self.store, self.name), PostgresPinStore(self.store)
