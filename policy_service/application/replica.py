@@ -37,9 +37,11 @@ from policy_service.application.report_plan import scope_of
 from policy_service.application.report_result import ReportResult, decode, encode, fold_report
 from policy_service.application.select_target import SelectTarget
 from policy_service.application.stickiness import RouteStickiness
+from policy_service.application.stream_holdings import StreamHoldings
 from policy_service.application.upkeep_plan import upkeep_unit
 from policy_service.application.usage_wall import UsageWall
 from policy_service.application.view import View
+from policy_service.application.watch_stream import WatchStream
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.policy import Policy
 
@@ -188,6 +190,17 @@ class Replica:
             ),
             self.wall,
         )
+        holdings = StreamHoldings(
+            store,
+            self.view,
+            self.clock,
+            self.permits,
+            self.pin_reports,
+            self.leases,
+            settings.name,
+            store_away=self.is_store_away,
+        )
+        self.watch = WatchStream(self.view, holdings, monotonic_ms)
         self.follower = Follower(
             store,
             self.view,
@@ -223,6 +236,7 @@ class Replica:
     async def stop(self) -> None:
         """Commit or spool what is queued, return unused permits, end the background work."""
         await self.commit.stop()
+        await self.watch.holdings.settled()
         await self.pin_reports.stop()
         await self.permits.stop()
         await self.grants.settle()

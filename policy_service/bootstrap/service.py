@@ -57,6 +57,7 @@ from policy_service.transport.grpc.listeners import TcpAddress
 from policy_service.transport.grpc.mapping import Reading
 from policy_service.transport.grpc.policy_servicer import PolicyServicer
 from policy_service.transport.grpc.server import PolicyServer, ServerOptions
+from policy_service.transport.grpc.stream_methods import StreamMethods
 from policy_service.transport.grpc.tls import TlsFiles
 from policy_service.transport.grpc.token import TokenSeal
 
@@ -304,7 +305,8 @@ class Service:
         cases = admin_use_cases(self.replica, self.environment, lambda: self._spool.entries, RELEASE)
         further, more_admin = ownership_methods(self.replica, reading)
         admin = AdminServicer({**admin_operations(cases, reading), **more_admin})
-        policy = PolicyServicer(selects, reports, reading, further)
+        streams = StreamMethods(self.replica.watch, reading).streams()
+        policy = PolicyServicer(selects, reports, reading, further, streams)
         return PolicyServer(self._options(), gate, (policy, admin))
 
     def _use_cases(self) -> tuple[Any, Any]:

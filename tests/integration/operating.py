@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,11 @@ class Replica(NamedTuple):
 
 
 @asynccontextmanager
-async def operated(directory: Path, url: str, name: str = "one", **fields: Any) -> AsyncIterator[Replica]:
+async def operated(
+    directory: Path, url: str, name: str = "one", environment: Mapping[str, str] | None = None, **fields: Any
+) -> AsyncIterator[Replica]:
     async with (
-        serving(config(directory / name, url, replica=name, **fields)) as (service, policy),
+        serving(config(directory / name, url, replica=name, **fields), environment) as (service, policy),
         grpc.aio.insecure_channel(service.server.addresses[-1]) as channel,
     ):
         yield Replica(service, policy, admin_pb2_grpc.AdminServiceStub(channel))

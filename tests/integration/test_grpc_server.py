@@ -6,7 +6,7 @@ import asyncio
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import suppress
 from pathlib import Path
 
@@ -315,7 +315,7 @@ async def test_the_trace_context_of_the_caller_reaches_the_operation_while_traci
 
 async def echoed(
     requests: AsyncIterator[stream_pb2.WatchStreamRequest],
-) -> AsyncIterator[stream_pb2.WatchStreamResponse]:
+) -> AsyncGenerator[stream_pb2.WatchStreamResponse, None]:
     """Fake WatchStream: opens whatever is asked."""
     async for request in requests:
         yield stream_pb2.WatchStreamResponse(stream_id=request.stream_id, opened=stream_pb2.StreamOpened())

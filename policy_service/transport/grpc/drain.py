@@ -1,9 +1,10 @@
 """Bounded graceful shutdown: tell the balancers first, let the calls in flight finish, then close.
 
-Order: health NOT_SERVING; a notice in which calls are still taken; a moment in which new calls are refused with a
-pushback, so that the wire goes quiet; GOAWAY; the calls in flight run to their end or to the bound. Without that moment
-grpc would cut calls that cross the GOAWAY off as CANCELLED, which no client repeats. grpc's own grace is not enough
-either: it does not wait for handlers that have already aborted their call but still run, so the gate's count decides.
+Order: health NOT_SERVING; a notice in which calls are still taken; a moment in which new calls are refused, and open
+streams ended, with a pushback, so that the wire goes quiet; GOAWAY; the calls in flight run to their end or to the
+bound. Without that moment grpc would cut calls that cross the GOAWAY off as CANCELLED, which no client repeats. grpc's
+own grace is not enough either: it does not wait for handlers that have already aborted their call but still run, so the
+gate's count decides.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ async def drain(
     await asyncio.sleep(min(notice_ms, bound_ms) / 1000)
     health.close()
     gate.is_draining = True
+    gate.end_streams()
     await asyncio.sleep(min(QUIET_S, max(0.0, end - loop.time())))
     stopping = loop.create_task(server.stop(max(0.0, end - loop.time())))
     left = await _in_flight_at(gate, max(0.0, end - loop.time()))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = Any
 """grpc.aio.ServicerContext; grpc ships no types."""
 Unary = Callable[[Any], Awaitable[Any]]
-Stream = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
+Stream = Callable[[AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 KEY_NAME: ContextVar[str] = ContextVar("key_name", default="")
 """Name of the bearer key of the call under way; the actor of admin acts."""
@@ -81,6 +82,7 @@ class Gate:
         self._is_traced = is_traced
         self._running: dict[asyncio.Task[Any], float] = {}
         self._overrun: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._streams: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -126,24 +128,37 @@ class Gate:
         return handle
 
     def stream(self, method: str, scope: Scope, call: Stream) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        """The wrapped handler of a bidirectional stream; streams are not subject to method deadlines."""
+        """The wrapped handler of a bidirectional stream; streams are not subject to method deadlines, and a drain ends
+        them at once: the gateway opens them anew on another replica."""
 
         async def handle(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            task = _this_task()
             try:
                 self._enter(None)
+                self._streams.add(task)
                 try:
                     guard = scope if self.keys.guards(scope) else None
                     self._read_metadata(context.invocation_metadata() or (), guard)
-                    async for answer in call(_readable(requests)):
-                        yield answer
+                    async with aclosing(call(_readable(requests))) as answers:
+                        async for answer in answers:
+                            yield answer
                 finally:
+                    self._streams.discard(task)
                     self._leave(None)
             except PolicyError as error:
                 await abort(context, error)
+            except asyncio.CancelledError:
+                await self._ended(task, context)
             except Exception:
                 await abort(context, internal_error(method))
 
         return handle
+
+    def end_streams(self) -> None:
+        """Tell every open stream that this replica drains."""
+        for task in self._streams:
+            self._overrun.add(task)
+            task.cancel()
 
     async def until_idle(self) -> None:
         """Return once no call is in flight."""
@@ -156,7 +171,7 @@ class Gate:
 
     def _enter(self, limit_ms: DurationMs | None) -> None:
         if self.is_draining:
-            raise DrainingError("this replica is shutting down", retry_after_ms=DRAIN_PUSHBACK_MS)
+            raise _draining()
         if self.in_flight >= self.limits.concurrent_calls:
             raise OverloadedError(
                 f"more than {self.limits.concurrent_calls} calls in flight", retry_after_ms=OVERLOAD_PUSHBACK_MS
@@ -198,12 +213,24 @@ class Gate:
         limit = self._deadlines[method]
         await abort(context, DeadlineError(f"{method} may take {limit} ms", metadata={"limit_ms": str(limit)}))
 
+    async def _ended(self, task: asyncio.Task[Any], context: Context) -> None:
+        """A stream was cancelled: by its gateway, or by the drain, which says so."""
+        if task not in self._overrun:
+            raise asyncio.CancelledError
+        self._overrun.discard(task)
+        task.uncancel()
+        await abort(context, _draining())
+
     def _read_metadata(self, metadata: Metadata, scope: Scope | None) -> None:
         if scope is not None:
             KEY_NAME.set(self.keys.authorise(metadata, scope))
         if self._is_traced:
             found = {name: value for name, value in metadata if name in PROPAGATED and isinstance(value, str)}
             TRACE_HEADERS.set(found or None)
+
+
+def _draining() -> DrainingError:
+    return DrainingError("this replica is shutting down", retry_after_ms=DRAIN_PUSHBACK_MS)
 
 
 def _this_task() -> asyncio.Task[Any]:

@@ -5,7 +5,7 @@ A method without implementation answers UNIMPLEMENTED with a text that says so; 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -63,7 +63,7 @@ def _absent(method: str) -> Unary:
 
 
 def _absent_stream(method: str) -> Stream:
-    async def call(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def call(requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         raise _not_built(method)
         yield  # makes this an async generator
 

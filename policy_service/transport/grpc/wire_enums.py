@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar, cast
 
-from policy_service.generated.policy.v1 import admin_pb2, lease_pb2, permit_pb2, policy_pb2, reasons_pb2, types_pb2
+from policy_service.generated.policy.v1 import (
+    admin_pb2,
+    lease_pb2,
+    permit_pb2,
+    policy_pb2,
+    reasons_pb2,
+    stream_pb2,
+    types_pb2,
+)
 
 N = TypeVar("N", bound=int)
 
@@ -88,3 +96,4 @@ BREAKER_STATE = WireEnum(admin_pb2.BreakerState)
 BREAKER_CONTROL = WireEnum(admin_pb2.BreakerControl, {"disabled": "disable"})
 RESET_SCOPE = WireEnum(admin_pb2.ResetScope)
 HEALTH = WireEnum(admin_pb2.HealthStatus)
+ABORT = WireEnum(stream_pb2.AbortReason)
