@@ -107,7 +107,7 @@ def ownership_stores(store: Store, name: str) -> OwnershipStores:
         return OwnershipStores(PostgresLeaseStore(store), PostgresPermitStore(store, name), PostgresPinStore(store))
     assert isinstance(store, MemoryStore)
     database = store.database
-    fresh = _Shared(LeaseTable(), MemoryPermits(clock=database.clock), PinTable())
+    fresh = _Shared(LeaseTable(), MemoryPermits(clock=database.clock, record=database.record), PinTable())
     _, shared = _SHARED.setdefault(id(database), (database, fresh))
     return OwnershipStores(
         MemoryLeaseStore(store, shared.leases),

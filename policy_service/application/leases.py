@@ -59,6 +59,7 @@ from policy_service.domain.lease_selection import (
     after_claim,
     plan,
 )
+from policy_service.domain.policy import ConnectionPolicy
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Leases:
         with hard():
             step = await self._book.get(self._lifecycle_call(message))
         row = _shown(step).row
-        return LeaseShown(row, provider=row.provider, label=self._label(row))
+        policy = self._registry.now_in_force.policy.for_connection(row.provider, row.connection_id)
+        return LeaseShown(row, provider=policy.provider.display_name or row.provider, label=_label(policy))
 
     async def check_fence(self, message: FenceMessage) -> FenceAnswer:
         """The last word before a dispatch. A fence that does not hold is an answer, a bad caller an error."""
@@ -220,11 +222,11 @@ class Leases:
         sight = await self._book.look((), ())
         return capacity_answer(Capacity(eligible, capacity_retry_s(min(free_at, default=None), sight.now)))
 
-    def _label(self, row: LeaseRow) -> str:
-        """The connection's label as its owner may see it; empty where it is hidden."""
-        policy = self._registry.now_in_force.policy.for_connection(row.provider, row.connection_id)
-        declared, is_account = policy.connection, policy.auth_class is AuthClass.OAUTH
-        return visible_label(declared.label, is_account=is_account, identities=declared.account_names) or ""
+
+def _label(policy: ConnectionPolicy) -> str:
+    """A connection's label as its owner may see it; empty where it is hidden."""
+    declared, is_account = policy.connection, policy.auth_class is AuthClass.OAUTH
+    return visible_label(declared.label, is_account=is_account, identities=declared.account_names) or ""
 
 
 def _owner_problem(message: FenceMessage) -> LeaseRefusal | None:

@@ -336,25 +336,6 @@ def release(permit_id: str, replica: str, local: Collection[str]) -> Callable[[L
     return run
 
 
-def reset(key: str) -> Callable[[Locked], int]:
-    """End everybody who waits at a gate; the number of requests."""
-    return lambda locked: len(line.reset(locked.book, key, locked.now)) if key in locked.book.gates else 0
-
-
-def block(key: str, for_ms: DurationMs | None, until: Instant | None) -> Callable[[Locked], Instant | None]:
-    """Shut a gate; its end in force, None where it is open."""
-
-    def run(locked: Locked) -> Instant | None:
-        book, now = locked.book, locked.now
-        end = now + for_ms if for_ms is not None else until
-        if end is not None:
-            line.block(book, key, end, now)
-        gate = book.gates[key]
-        return gate.blocked_until if gate.is_blocked(now) else None
-
-    return run
-
-
 def learned(
     key: str, profile: QueueProfile, evidence: RateEvidence, replica: str, local: Collection[str]
 ) -> Callable[[Locked], bool]:

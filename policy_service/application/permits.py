@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from policy_service.application import permit_acts
 from policy_service.application import permit_work as work
 from policy_service.application.gate_loads import GateLoads
 from policy_service.application.messages import PermitRef
@@ -20,6 +21,7 @@ from policy_service.application.permit_work import PermitAsk, PermitChange, Perm
 from policy_service.application.ports import Clock, Entropy, StoreUnavailableError
 from policy_service.application.ports_permits import GateStatus, PermitCommit, PermitStore, PermitUnit
 from policy_service.application.waiting_line import Verdict, Waiter, WaitingLine
+from policy_service.domain.facts import Cause
 from policy_service.domain.gates import HEARTBEAT_MS, Gate, PermitRow
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.policy import Policy
@@ -243,15 +245,23 @@ class Permits:
                     await self.learn(key, profile, rate_evidence(headers, self._clock.now()))
 
     # -- operating ---------------------------------------------------------------------------------------
-    async def block_gate(self, key: str, *, for_ms: DurationMs | None, until: Instant | None) -> Instant | None:
+    async def block_gate(
+        self, key: str, *, for_ms: DurationMs | None, until: Instant | None, actor: str = ""
+    ) -> Instant | None:
         """Let nobody in until then; held permits stay. The end in force, None where the gate is open."""
-        unit = PermitUnit(work.block(key, for_ms, until), (Gate(key),), revision=NO_REVISION)
+        run = permit_acts.block(key, for_ms, until, self._act_of(actor))
+        unit = PermitUnit(run, (Gate(key),), revision=NO_REVISION)
         return (await self._run(unit, self._store_ms)).value
 
-    async def reset_gate(self, key: str) -> int:
+    async def reset_gate(self, key: str, *, actor: str = "") -> int:
         """End everybody who waits at the gate; the number of requests."""
-        unit = PermitUnit(work.reset(key), keys=(key,), waiters_of=(key,), reads_line=True)
+        run = permit_acts.reset(key, self._act_of(actor))
+        unit = PermitUnit(run, keys=(key,), waiters_of=(key,), reads_line=True)
         return (await self._run(unit, self._store_ms)).value
+
+    def _act_of(self, actor: str) -> Cause:
+        """Who acts; the instant is the transaction's."""
+        return Cause(f"admin/{self._entropy.new_id()}", 0, self._replica, actor=actor, reason="operator")
 
     async def list_gates(self, prefix: str = "") -> Sequence[GateStatus]:
         """Gates with holders, waiters or a block."""

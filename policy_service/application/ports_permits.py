@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from policy_service.domain.facts import Fact
 from policy_service.domain.gates import Gate, GateBook, PermitRow, PermitState
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.line import earliest_expiry, needs_own_replica, next_change_at
@@ -28,6 +29,8 @@ class Locked(NamedTuple):
     """Drawn after the locks; 0 where the unit takes none."""
     request_id: str
     """Of the unit's permit; empty where there is no such permit."""
+    facts: list[Fact]
+    """What the unit wants recorded with its transaction; empty to begin with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ class Provider:
 
     id: str
     aliases: tuple[str, ...] = ()
+    display_name: str = ""
+    """For people; empty: the id."""
     auth_class: AuthClass = AuthClass.NONE
     no_auth: bool = False
     web_cookie: bool = False
@@ -121,6 +123,8 @@ class Provider:
     """Texts of a limit on the whole account, where other limits are per model."""
     restatement: tuple[RestatementRule, ...] = ()
     error_rules: tuple[ErrorRule, ...] = ()
+    base_url: str = ""
+    """Where Envoy finds the API: what stands before the path that a client of this provider asks for; empty: unknown."""
     profile: Mapping[str, object] = field(default_factory=dict)
     """Overrides of profile numbers, by setting name without the auth class: `breaker.failure_threshold`,
     `connection.base_cooldown_ms`."""
@@ -144,6 +148,8 @@ class Connection:
     max_concurrent: int | None = None
     address: str = ""
     """host:port that Envoy dials; empty where the gateway knows it."""
+    base_url: str = ""
+    """Instead of the provider's; wins over `address`."""
     tags: tuple[str, ...] = ()
     label: str = ""
     """Name that the owner of a lease on it may see (spec/leases.md section 4)."""

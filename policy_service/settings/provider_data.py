@@ -31,6 +31,8 @@ def _lower(value: object) -> object:
 
 Name = Annotated[str, BeforeValidator(_lower), Field(min_length=1, max_length=128, pattern=r"^[^\s/]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
+BaseUrl = Annotated[str, Field(max_length=512, pattern=r"^(https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?)?$")]
+"""Scheme, host, port and path; no credential and no query."""
 Status = Annotated[int, Field(ge=100, le=599)]
 CodeMeaning = Literal[
     "credits",
@@ -148,6 +150,10 @@ class ProviderEntry(_Strict):
 
     id: Name = Field(description="Canonical id; `prefix*` and `*part*` are patterns.")
     aliases: list[Name] = []
+    display_name: Annotated[
+        str, Field(max_length=256, description="For people; owners of leases see it. Empty: the id.")
+    ] = ""
+    base_url: BaseUrl = Field(default="", description="Where Envoy finds the API; what stands before a client's path.")
     auth_class: Literal["oauth", "api_key", "local", "default"] = "default"
     no_auth: bool = False
     web_cookie: bool = False

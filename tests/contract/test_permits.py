@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ from policy_service.application.permits import Permits
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import Locked, PermitStore, PermitUnit
 from policy_service.domain import line
+from policy_service.domain.facts import Fact
 from policy_service.domain.gates import OFFER_MS, Gate, PermitRow, PermitState
 from policy_service.domain.profiles import QueueProfile
 from policy_service.domain.queue_admission import limiter_gate
@@ -41,6 +42,8 @@ class Fleet:
     """Replicas on one database."""
 
     stores: list[PermitStore]
+    facts: Callable[[], Awaitable[Sequence[Fact]]]
+    """Facts of gates, oldest first."""
     permits: list[Permits] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,8 +74,13 @@ class Fleet:
 async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
     """Four replicas; `pooled` has neither notifications nor named statements."""
     if request.param == "memory":
-        shared = MemoryPermits()
-        made = await started(Fleet([MemoryPermitStore(shared, f"r{number}") for number in range(4)]))
+        kept: list[Fact] = []
+        shared = MemoryPermits(record=kept.extend)
+
+        async def facts() -> Sequence[Fact]:
+            return kept
+
+        made = await started(Fleet([MemoryPermitStore(shared, f"r{number}") for number in range(4)], facts))
         yield made
         for permits in made.permits:
             await permits.stop()
@@ -81,7 +89,12 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
     options = StoreOptions(has_transaction_pooler=request.param == "pooled")
     stores = [await PostgresStore.connect(url, options) for _ in range(4)]
     ends = [await store.subscribe(lambda: None, lambda: None) for store in stores]
-    made = await started(Fleet([PostgresPermitStore(store, f"r{number}") for number, store in enumerate(stores)]))
+
+    async def stored_facts() -> Sequence[Fact]:
+        return list(reversed(await stores[0].facts(limit=100, mechanism="concurrency")))
+
+    permit_stores: list[PermitStore] = [PostgresPermitStore(store, f"r{n}") for n, store in enumerate(stores)]
+    made = await started(Fleet(permit_stores, stored_facts))
     yield made
     for permits in made.permits:
         await permits.stop()
@@ -340,6 +353,22 @@ async def test_a_reset_gate_ends_its_waiters_in_all_their_gates(fleet: Fleet) ->
     assert (refused.code, refused.http_status) == ("SEMAPHORE_RESET", 503)
     assert await fleet.rows("x") == {}
     assert set(await fleet.rows("y")) == {"h"}
+
+
+async def test_what_an_operator_does_at_a_gate_is_recorded_with_its_effect(fleet: Fleet) -> None:
+    operator, other = fleet.permits[:2]
+    assert await operator.reset_gate(GATE.key, actor="alice") == 0
+    end = await operator.block_gate(GATE.key, for_ms=60_000, until=None, actor="alice (too hot)")
+    assert await operator.block_gate(GATE.key, for_ms=None, until=1_000, actor="alice") == end
+    waiting = await waits(other, fleet, ask("w"))
+    assert await operator.reset_gate(GATE.key, actor="bob") == 1
+    await waiting
+    blocked, reset = await fleet.facts()
+    assert (blocked.key, blocked.from_state, blocked.to_state) == (GATE.key, "open", "blocked")
+    assert (blocked.actor, blocked.deadline_at, blocked.replica) == ("alice (too hot)", end, "r0")
+    assert (reset.from_state, reset.to_state, reset.failure_count) == ("waiting", "reset", 1)
+    assert (reset.actor, reset.reason) == ("bob", "operator")
+    assert reset.at > blocked.at
 
 
 async def test_a_blocked_gate_admits_nobody_until_it_opens(fleet: Fleet) -> None:

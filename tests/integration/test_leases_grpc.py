@@ -22,7 +22,7 @@ from policy_service.application.messages import DecisionToken
 from policy_service.application.messages.token import LeaseFence
 from policy_service.application.report_result import fold_report
 from policy_service.application.view import View
-from policy_service.domain.catalogue import Caller, Catalogue, Connection
+from policy_service.domain.catalogue import Caller, Catalogue, Connection, Provider
 from policy_service.domain.lease_context import LEASE_SCOPE
 from policy_service.domain.policy import Policy
 from policy_service.generated.policy.v1 import admin_pb2, admin_pb2_grpc, lease_pb2, policy_pb2_grpc
@@ -81,7 +81,9 @@ def offers(caller: Caller, model: str, allowed: frozenset[str]) -> Sequence[Offe
 async def served(embedded_url: str) -> AsyncIterator[Served]:
     store = await PostgresStore.connect(embedded_url)
     catalogue = Catalogue(
-        connections={"c1": Connection("c1", "p", label="Team account")}, callers={"k": CALLER, "plain": PLAIN}
+        providers={"p": Provider("p", display_name="Provider & Sons")},
+        connections={"c1": Connection("c1", "p", label="Team account")},
+        callers={"k": CALLER, "plain": PLAIN},
     )
     registry = Registry(View(Policy(catalogue), fold_report))
     book = LeaseBook(PostgresLeaseStore(store), SystemEntropy(), "r1")
@@ -122,7 +124,7 @@ async def test_a_lease_lives_from_acquire_over_renew_and_status_to_release(serve
     again = (await served.acquire(ttl_ms=1)).lease
     assert (again.reused, again.expires_at_unix_ms) == (True, renewed.lease.expires_at_unix_ms)
     shown = await served.policy.GetLease(lease_pb2.GetLeaseRequest(caller_id="k", lease=context()))
-    assert (shown.lease.provider, shown.lease.connection_label) == ("p", "Team account")
+    assert (shown.lease.provider, shown.lease.connection_label) == ("Provider & Sons", "Team account")
     for _ in range(2):
         released = await served.policy.ReleaseLease(lease_pb2.ReleaseLeaseRequest(caller_id="k", lease=context()))
         assert released.lease.state == lease_pb2.LEASE_STATE_RELEASED
@@ -219,6 +221,23 @@ async def test_an_operator_lists_and_ends_leases(served: Served) -> None:
     error = await refused(served.admin.InvalidateLease(admin_pb2.InvalidateLeaseRequest(connection="c1")))
     assert reason(error) == "LEASE_FENCE_STALE"
     assert not (await served.admin.ListLeases(admin_pb2.ListLeasesRequest())).leases
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"reason": 99}, "reason"),
+        ({"actor": admin_pb2.Actor(name="a\n")}, "actor.name"),
+        ({"owner_hash": "\0"}, "owner_hash"),
+    ],
+)
+async def test_an_end_that_cannot_be_read_ends_nothing(served: Served, given: dict[str, Any], path: str) -> None:
+    await served.acquire()
+    request = admin_pb2.InvalidateLeaseRequest(**{"connection": "c1", **given})
+    error = await refused(served.admin.InvalidateLease(request))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(fields(error)) == [path]
+    assert (await served.admin.ListLeases(admin_pb2.ListLeasesRequest())).leases
 
 
 async def test_a_lost_store_is_unavailable_with_a_time_to_come_back(served: Served) -> None:

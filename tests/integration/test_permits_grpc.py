@@ -16,11 +16,12 @@ from policy_service.application.entropy import SystemEntropy
 from policy_service.application.messages import DecisionToken, PermitRef, TokenTarget
 from policy_service.application.permits import Permits
 from policy_service.domain.catalogue import Catalogue, Connection
+from policy_service.domain.facts import Fact
 from policy_service.domain.policy import Policy
 from policy_service.generated.policy.v1 import admin_pb2, admin_pb2_grpc, permit_pb2, policy_pb2_grpc
 from policy_service.storage.memory.permit_store import MemoryPermits, MemoryPermitStore
 from policy_service.storage.memory.store import host_clock
-from policy_service.transport.grpc.admin_servicer import AdminServicer
+from policy_service.transport.grpc.admin_servicer import UNKNOWN_ACTOR, AdminServicer
 from policy_service.transport.grpc.auth import KeyRing
 from policy_service.transport.grpc.gate import Gate
 from policy_service.transport.grpc.limits import Limits
@@ -55,11 +56,13 @@ class Service:
     seal: TokenSeal
     policy: Any
     admin: Any
+    facts: list[Fact]
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
-    store = MemoryPermitStore(MemoryPermits(), "r0")
+    facts: list[Fact] = []
+    store = MemoryPermitStore(MemoryPermits(record=facts.extend), "r0")
     permits = Permits(store, HostClock(), SystemEntropy(), "r0", monotonic_ms=lambda: time.monotonic() * 1000)
     await permits.start()
     reading = Reading(TokenSeal({1: SECRET}), HostClock(), FakeEntropy(), Limits())
@@ -80,6 +83,7 @@ async def serving() -> AsyncIterator[Service]:
                 reading.seal,
                 policy_pb2_grpc.PolicyServiceStub(channel),
                 admin_pb2_grpc.AdminServiceStub(channel),
+                facts,
             )
         finally:
             await server.drain()
@@ -204,7 +208,8 @@ async def test_a_cancelled_request_gives_back_what_it_holds(service: Service) ->
 
 
 async def test_an_operator_blocks_resets_and_lists_gates(service: Service) -> None:
-    blocked = await service.admin.BlockGate(admin_pb2.BlockGateRequest(gate="g", for_ms=60_000))
+    alice = admin_pb2.Actor(name="alice", note="too hot")
+    blocked = await service.admin.BlockGate(admin_pb2.BlockGateRequest(gate="g", for_ms=60_000, actor=alice))
     assert blocked.blocked_until_at_unix_ms > host_clock() + 50_000
     waiting = asyncio.create_task(_acquire(service, on_gate(request_id="w")))
     await eventually(lambda: _is_in_line(service, "w"))
@@ -212,6 +217,13 @@ async def test_an_operator_blocks_resets_and_lists_gates(service: Service) -> No
     assert (view.gate, view.limit, view.held, view.waiting) == ("g", 1, 0, 1)
     assert (await service.admin.ResetGate(admin_pb2.ResetGateRequest(gate="g"))).reset_count == 1
     assert (await waiting).refused.code == "SEMAPHORE_RESET"
+    assert [(fact.to_state, fact.actor) for fact in service.facts] == [
+        ("blocked", "alice (too hot)"),
+        ("reset", UNKNOWN_ACTOR),
+    ]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.admin.ResetGate(admin_pb2.ResetGateRequest(gate="g", actor=admin_pb2.Actor(name="a\n")))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_without_the_store_an_acquire_is_refused_and_a_renewal_unavailable(service: Service) -> None:

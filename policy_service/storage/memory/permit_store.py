@@ -17,6 +17,7 @@ from policy_service.application.ports_permits import (
     committed,
     taken_over,
 )
+from policy_service.domain.facts import Fact
 from policy_service.domain.gates import WAITER_LOST_MS, Gate, GateBook, PermitRow, PermitState
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.line import earliest_expiry, is_forgotten
@@ -43,6 +44,8 @@ class MemoryPermits:
     rows: dict[tuple[str, str], PermitRow] = field(default_factory=dict)
     ticket: int = 0
     subscribers: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+    record: Callable[[Iterable[Fact]], None] = lambda _facts: None
+    """Where facts go."""
 
     def live(self) -> Iterable[PermitRow]:
         """Holders and waiters."""
@@ -80,6 +83,7 @@ class MemoryPermitStore:
         shared.rows.update(locked.book.changed)
         for key, gate in locked.book.changed_gates.items():
             shared.gates[key].gate = gate
+        shared.record(locked.facts)
         self._wake(commit.wakes)
         return commit
 
@@ -93,7 +97,7 @@ class MemoryPermitStore:
         shared.ticket += unit.takes_ticket
         book = GateBook([shared.gates[key].gate for key in sorted(keys)], rows)
         ticket = shared.ticket if unit.takes_ticket else 0
-        return Locked(book, shared.clock(), ticket, found[0].request_id if found else "")
+        return Locked(book, shared.clock(), ticket, found[0].request_id if found else "", [])
 
     def _closure(self, unit: PermitUnit[T], named: set[str]) -> set[str]:
         """Gates of the unit, and those of the live requests that it concerns."""

@@ -28,6 +28,7 @@ from policy_service.storage.postgres import permit_statements as sql
 from policy_service.storage.postgres.errors import AnswerRaceError
 from policy_service.storage.postgres.session import Session
 from policy_service.storage.postgres.store import PostgresStore
+from policy_service.storage.postgres.unit_of_work import record_facts
 
 T = TypeVar("T")
 
@@ -98,6 +99,8 @@ class PostgresPermitStore:
                 raise AnswerRaceError
             value = unit.run(locked)
             await _write(session, connection, locked, stored, changed)
+            if locked.facts:
+                await record_facts(session, connection, tuple(locked.facts))
         return committed(value, locked, self._replica)
 
     async def _ring(self, replicas: frozenset[str]) -> None:
@@ -254,7 +257,7 @@ async def _read(
     now, ticket, behind = records[0][:3]
     rows = (_row(record[3:]) for record in records if record[3] is not None)
     book = PartialBook(gates, rows, json.loads(behind) if behind else {})
-    return Locked(book, now, ticket, reach.request_id)
+    return Locked(book, now, ticket, reach.request_id, [])
 
 
 def _heads(gates: Iterable[Gate]) -> int:

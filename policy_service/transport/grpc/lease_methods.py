@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from policy_service.application.admin import Actor
 from policy_service.application.errors import FieldProblem, InvalidRequestError
 from policy_service.application.lease_upkeep import LeaseAdmin
 from policy_service.application.leases import Leases
@@ -17,9 +16,9 @@ from policy_service.application.messages.token import DecisionToken
 from policy_service.domain.lease import GENERATION_MAX, EndReason, LeaseRow
 from policy_service.domain.lease_context import LeaseCode, read_owner
 from policy_service.generated.policy.v1 import admin_pb2, lease_pb2
-from policy_service.transport.grpc.admin_servicer import actor_name
 from policy_service.transport.grpc.gate import Unary
 from policy_service.transport.grpc.limits import MAX_ALLOWED_CONNECTIONS, Problems
+from policy_service.transport.grpc.mapping.admin_request import actor
 from policy_service.transport.grpc.mapping.reading import Reading, request_id
 from policy_service.transport.grpc.wire_enums import FENCE, LEASE_END, LEASE_STATE
 
@@ -119,20 +118,27 @@ def lease_admin_operations(admin: LeaseAdmin) -> Mapping[str, Unary]:
     """Methods of AdminService by name."""
 
     async def invalidate(message: admin_pb2.InvalidateLeaseRequest) -> admin_pb2.InvalidateLeaseResponse:
-        reason = EndReason(LEASE_END.text(message.reason).upper()) if LEASE_END.text(message.reason) else None
-        row = await admin.invalidate(
-            message.owner_hash,
-            message.generation,
-            message.connection,
-            reason,
-            Actor(actor_name(message.actor)),
-        )
+        problems = Problems()
+        problems.text("owner_hash", message.owner_hash)
+        problems.text("connection", message.connection)
+        reason = _end_reason(message.reason, problems)
+        acting = actor(message.actor, problems)
+        problems.settle()
+        row = await admin.invalidate(message.owner_hash, message.generation, message.connection, reason, acting)
         return admin_pb2.InvalidateLeaseResponse(lease=lease_message(LeaseShown(row)))
 
     async def listed(message: admin_pb2.ListLeasesRequest) -> admin_pb2.ListLeasesResponse:
         return admin_pb2.ListLeasesResponse(leases=map(_view, await admin.list(message.caller_id)))
 
     return {"InvalidateLease": invalidate, "ListLeases": listed}
+
+
+def _end_reason(number: int, problems: Problems) -> EndReason | None:
+    """A reason that the contract knows; None where none is given."""
+    text = LEASE_END.text(number).upper()
+    if number and not text:
+        problems.add("reason", f"{number} is no LeaseEndReason", "one of " + ", ".join(EndReason))
+    return EndReason(text) if text else None
 
 
 def lease_message(shown: LeaseShown) -> lease_pb2.Lease:

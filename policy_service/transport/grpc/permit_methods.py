@@ -30,6 +30,7 @@ from policy_service.domain.policy import Policy
 from policy_service.generated.policy.v1 import admin_pb2, permit_pb2
 from policy_service.transport.grpc.gate import Unary
 from policy_service.transport.grpc.limits import MAX_REQUEST_ID_CHARS, Problems
+from policy_service.transport.grpc.mapping.admin_request import actor
 from policy_service.transport.grpc.mapping.reading import Reading, duration, optional, request_id
 from policy_service.transport.grpc.wire_enums import PERMIT_KIND, PERMIT_STATE
 
@@ -126,16 +127,19 @@ class PermitMethods:
         until: int | None = optional(message, "until_at_unix_ms")
         if for_ms is None and until is None:
             problems.require("for_ms", "one of for_ms and until_at_unix_ms is required", "say for how long")
+        acting = actor(message.actor, problems)
         problems.settle()
-        end = await _stored(self._permits.block_gate(message.gate, for_ms=for_ms, until=until))
+        end = await _stored(self._permits.block_gate(message.gate, for_ms=for_ms, until=until, actor=acting.text))
         return admin_pb2.BlockGateResponse(blocked_until_at_unix_ms=end)
 
     async def reset_gate(self, message: admin_pb2.ResetGateRequest) -> admin_pb2.ResetGateResponse:
         """ResetGate: everybody in line is told SEMAPHORE_RESET; held permits stay."""
         problems = Problems()
         _check_key(message.gate, "gate", problems)
+        acting = actor(message.actor, problems)
         problems.settle()
-        return admin_pb2.ResetGateResponse(reset_count=await _stored(self._permits.reset_gate(message.gate)))
+        ended = await _stored(self._permits.reset_gate(message.gate, actor=acting.text))
+        return admin_pb2.ResetGateResponse(reset_count=ended)
 
     async def list_gates(self, message: admin_pb2.ListGatesRequest) -> admin_pb2.ListGatesResponse:
         """ListGates."""
