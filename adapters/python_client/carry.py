@@ -15,11 +15,12 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "policy_service" / "domain"
 TARGET = HERE / "policy_client" / "_carried"
 NAMES = ("stream_events.py", "watchdog.py")
+NOTE = "# A copy of policy_service/domain/{}, made by carry.py. Change the original."
 
 
 def copy_of(name: str, source: Path = SOURCE) -> str:
     """Text of the copy of one file."""
-    return f"# A copy of policy_service/domain/{name}, made by carry.py. Change the original.\n{(source / name).read_text()}"
+    return f"{NOTE.format(name)}\n{(source / name).read_text()}"
 
 
 def drift(source: Path = SOURCE, target: Path = TARGET) -> list[str]:

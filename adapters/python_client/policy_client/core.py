@@ -1,0 +1,164 @@
+"""What both clients share and neither waits for: what the service last said, if it is there, reports kept for later.
+
+Turns answers and failures of the service into events of a `Journey`. No I/O; safe for threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from policy_client import connection, messages, steps
+from policy_client.away import AwayPolicy, FailMode, KnownOrders, Presence, local_order
+from policy_client.backlog import Backlog
+from policy_client.connection import Connection, Method
+from policy_client.errors import (
+    OverloadedError,
+    PolicyClientError,
+    RefusedWhileAwayError,
+    ServiceAwayError,
+    ServiceError,
+    UnavailableError,
+)
+from policy_client.journey import Turn, begin
+from policy_client.outcomes import Outcome, put, timed
+from policy_client.steps import Behind, BehindReport, Budget, Result
+
+log = logging.getLogger("policy_client")
+
+
+def monotonic_ms() -> int:
+    """The clock of a client."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def new_id() -> str:
+    """Id of a request."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where time and ids come from; tests give their own."""
+
+    now: Callable[[], int] = monotonic_ms
+    sleep: Callable[[float], None] = time.sleep
+    """Of the blocking client, seconds."""
+    new_id: Callable[[], str] = new_id
+
+
+class Core:
+    """State of one client.
+
+    Args:
+        where: deadlines of the calls.
+        away: behaviour without the service.
+        sources: time and ids.
+        on_loss: called once when the service is lost.
+    """
+
+    def __init__(self, where: Connection, away: AwayPolicy, sources: Sources, on_loss: Callable[[], None]) -> None:
+        self._where = where
+        self._away = away
+        self.sources = sources
+        self.known = KnownOrders()
+        self.presence = Presence(on_loss)
+        self.backlog = Backlog(away.kept_reports, away.kept_bytes)
+
+    def begin(self, asked: messages.SelectTargetRequest, budget: Budget) -> Turn[Any]:
+        """Start a request."""
+        return begin(asked, budget, self.sources.new_id(), self.sources.now())
+
+    # -- selecting -------------------------------------------------------------------------------------
+    def without_service(self, request: messages.SelectTargetRequest) -> steps.LocalOrder | steps.Failed | None:
+        """The decision while the service is known to be away; None: ask it all the same, as nothing else is left."""
+        if not self.presence.is_away or request.HasField("lease"):
+            return None
+        order = local_order(request, self._away, self.known)
+        if order:
+            return steps.LocalOrder(order)
+        return steps.Failed(_refused()) if self._away.mode is FailMode.CLOSED else None
+
+    def selected(
+        self, request: messages.SelectTargetRequest, response: messages.SelectTargetResponse
+    ) -> steps.Selected:
+        """The service decided."""
+        if response.HasField("dispatch"):
+            self.known.learn(request, response.dispatch)
+        return steps.Selected(response)
+
+    def not_selected(
+        self, request: messages.SelectTargetRequest, error: PolicyClientError
+    ) -> steps.LocalOrder | steps.Failed:
+        """SelectTarget failed; only a failure of the transport lets the client decide by itself."""
+        if not isinstance(error, ServiceAwayError):
+            return steps.Failed(error)
+        order = local_order(request, self._away, self.known)
+        return steps.LocalOrder(order) if order else steps.Failed(_refused(error))
+
+    # -- reporting -------------------------------------------------------------------------------------
+    def not_reported(
+        self, request: messages.ReportOutcomeRequest, error: Exception, began_at: int | None = None
+    ) -> steps.ReportLost:
+        """A report failed: kept for later, unless the service refuses it for good."""
+        if isinstance(error, ServiceAwayError | OverloadedError | UnavailableError):
+            self.backlog.keep(request, began_at)
+        else:
+            log.warning("the service refuses a report: %s", error)
+        return steps.ReportLost()
+
+    def completion(self, result: Result[Any], outcome: Outcome) -> BehindReport:
+        """The report that a stream owed.
+
+        Raises:
+            ValueError: the result owes none.
+        """
+        owed = result.owed
+        if owed is None:
+            raise ValueError("this result is no open stream: it has been reported")
+        return _completed(owed, outcome, self.sources.now())
+
+    # -- calls -----------------------------------------------------------------------------------------
+    def timeout_ms(self, method: Method[Any, Any], line_ms: int = 0) -> int:
+        """Deadline of a call."""
+        own = {"SelectTarget": self._where.select_ms, "ReportOutcome": self._where.report_ms}
+        return own.get(method.name, self._where.call_ms) + line_ms
+
+    def heard(self, error: PolicyClientError | None = None) -> None:
+        """Note what a call tells about the presence of the service."""
+        if isinstance(error, ServiceAwayError):
+            self.presence.lost()
+        elif error is None or (isinstance(error, ServiceError) and error.reason):
+            self.presence.found()
+
+
+def _completed(owed: steps.OpenReport, outcome: Outcome, now: int) -> BehindReport:
+    request = messages.ReportOutcomeRequest()
+    request.CopyFrom(owed.report)
+    for name in ("headers", "latency_ms", "first_byte_ms", "http_status"):
+        request.ClearField(name)
+    put(timed(outcome, now - owed.called_at), request)
+    return BehindReport(request, None if request.decision_token else owed.called_at)
+
+
+def _refused(error: ServiceAwayError | None = None) -> RefusedWhileAwayError:
+    refusal = RefusedWhileAwayError("the service is away and no target may be used without it")
+    refusal.__cause__ = error
+    return refusal
+
+
+_METHODS: dict[type, Method[Any, Any]] = {
+    messages.ReleasePermitRequest: connection.RELEASE_PERMIT,
+    messages.CancelPermitRequest: connection.CANCEL_PERMIT,
+}
+
+
+def method_of(behind: Behind) -> tuple[Method[Any, Any], Any]:
+    """The call that sends something behind."""
+    if isinstance(behind, BehindReport):
+        return connection.REPORT, behind.request
+    return _METHODS[type(behind)], behind

@@ -1,0 +1,98 @@
+"""How the calls of the blocking client reach the service: a port, and gRPC behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from policy_client import connection
+from policy_client.connection import Connection, Method
+from policy_client.errors import Failure, PolicyClientError, error_of
+
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+
+Done = Callable[[PolicyClientError | None], None]
+"""Told the end of a call that was sent behind; None: it was answered."""
+HEALTH_MS = 250
+
+
+class Rpc(Protocol):
+    """How calls reach the service; `policy_client.testing` has one without a network."""
+
+    def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+        """One call.
+
+        Raises:
+            PolicyClientError: it failed.
+        """
+        ...
+
+    def send(self, method: Method[Any, Any], request: Message, timeout_ms: int, done: Done) -> None:
+        """Start a call and return; `done` hears of its end, in any thread."""
+        ...
+
+    def is_serving(self, timeout_ms: int) -> bool:
+        """Whether the service is ready."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+class GrpcRpc:
+    """Calls over a gRPC channel."""
+
+    def __init__(self, where: Connection, channel: grpc.Channel | None = None) -> None:
+        self._where = where
+        self._channel = channel or _channel(where)
+        self._calls = {method.name: self._callable(method) for method in connection.METHODS}
+
+    def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+        try:
+            answer: A = self._calls[method.name](request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+        except grpc.RpcError as error:
+            raise error_of(failure_of(error)) from error
+        return answer
+
+    def send(self, method: Method[Any, Any], request: Message, timeout_ms: int, done: Done) -> None:
+        future = self._calls[method.name].future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+        future.add_done_callback(lambda ended: done(_error_in(ended)))
+
+    def is_serving(self, timeout_ms: int) -> bool:
+        try:
+            check = self._channel.unary_unary(connection.HEALTH_METHOD)
+            answer = check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
+        except grpc.RpcError:
+            return False
+        return bool(answer == connection.HEALTH_SERVING)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _callable(self, method: Method[Any, Any]) -> Any:
+        return self._channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+
+
+def _channel(where: Connection) -> grpc.Channel:
+    options = where.channel_options()
+    if where.tls is None:
+        return grpc.insecure_channel(where.address, options)
+    return grpc.secure_channel(where.address, where.tls.credentials(), options)
+
+
+def failure_of(error: Any) -> Failure:
+    """What a failed gRPC call tells, asyncio or not."""
+    return Failure(error.code().name, error.details() or "", tuple(error.trailing_metadata() or ()))
+
+
+def _error_in(ended: Any) -> PolicyClientError | None:
+    return error_of(failure_of(ended)) if ended.code() is not grpc.StatusCode.OK else None
