@@ -7,6 +7,7 @@ a pure judge compares what both ends saw with the rules. The service itself is n
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -89,6 +90,8 @@ def chosen(options: Options) -> tuple[list[Rule], list[Case]]:
     _known("feature", options.without, features(rules))
     if bool(options.target) == bool(options.command):
         raise UsageError("give either --target host:port or --command")
+    if options.target and not options.target.rpartition(":")[2].isdigit():
+        raise UsageError(f"--target is host:port, not {options.target}")
     wanted = [rule for rule in rules if not options.only or rule.id in options.only]
     judged = [rule for rule in wanted if rule.feature not in options.without]
     needed = [case for case in cases if any(is_judged_in(rule, case) for rule in judged)]
@@ -137,8 +140,6 @@ async def _gateway(options: Options, stage: Stage, place: Path) -> AsyncIterator
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -103,7 +103,8 @@ class Case:
         clients: requests, sent one after the other.
         expect: arguments of the rules that this case judges.
         exempt: rules for every case that are not judged here.
-        settle_ms: how long late calls are waited for.
+        settle_ms: how long late calls are waited for at most.
+        watch_ms: how long they are waited for at least, where what must not happen would come late.
         token_bytes: length of the decision tokens.
     """
 
@@ -115,6 +116,7 @@ class Case:
     expect: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exempt: frozenset[str] = frozenset()
     settle_ms: int = 1_500
+    watch_ms: int = 0
     token_bytes: int = 96
 
 

@@ -79,8 +79,9 @@ def _secrets(case: Case, access: GatewayAccess) -> dict[str, str]:
 
 async def _settle(record: Record) -> None:
     """Wait for what comes late: until everything is reported and freed and nothing happens, or the time is over."""
-    until = time.monotonic() + record.case.settle_ms / 1000
-    while time.monotonic() < until:
+    began = time.monotonic()
+    await asyncio.sleep(record.case.watch_ms / 1000)
+    while time.monotonic() < began + record.case.settle_ms / 1000:
         if is_settled(record) and time.monotonic() - _newest(record) > _QUIET_S:
             return
         await asyncio.sleep(_LOOK_S)

@@ -29,7 +29,7 @@ def _remark(result: Result) -> str:
     if result.status is Status.NOT_APPLICABLE:
         return result.reason
     if result.status is Status.PASS:
-        return f"in {_cases(len({each.case for each in result.findings}))}"
+        return f"in {_cases(len({each.case for each in result.findings if each.finding.status is Status.PASS}))}"
     first, more = result.failures[0], len(result.failures) - 1
     rest = f" (and {more} more)" if more else ""
     should = "should, " if result.rule.level == "should" else ""

@@ -19,7 +19,7 @@ _CONTROL = "x-policy-"
 def goes_where_told(record: Record, _: Mapping[str, Any]) -> Finding:
     """Every connection that is called was a target of an answer before."""
     wrong = [c.connection for c in record.upstream if c.connection not in {name for _, name in offers(record, c.at)}]
-    return none_of(wrong, "calls only to targets that an answer named")
+    return none_of(wrong, "calls only to targets that an answer named", record.upstream)
 
 
 @check
@@ -56,7 +56,7 @@ def sends_the_model(record: Record, _: Mapping[str, Any]) -> Finding:
     wrong = [
         f"{call.connection}: {_model(call)}" for call in record.upstream if _model(call) != model_of(call.connection)
     ]
-    return none_of(wrong, "field model of the request is Target.model")
+    return none_of(wrong, "field model of the request is Target.model", record.upstream)
 
 
 def _model(call: UpstreamCall) -> str:
@@ -70,7 +70,7 @@ def _model(call: UpstreamCall) -> str:
 def uses_the_targets_key(record: Record, _: Mapping[str, Any]) -> Finding:
     """Each upstream gets its own credential and nobody else's."""
     wrong = [f"{call.connection} got {_whose(record, call)}" for call in record.upstream if not _has_own(record, call)]
-    return none_of(wrong, "each upstream gets its own key")
+    return none_of(wrong, "each upstream gets its own key", record.upstream)
 
 
 def _has_own(record: Record, call: UpstreamCall) -> bool:
@@ -95,7 +95,7 @@ def strips_control_headers(record: Record, _: Mapping[str, Any]) -> Finding:
     wrong = [
         f"{c.connection} got {name}" for c in record.upstream for name, _ in c.headers if name.startswith(_CONTROL)
     ]
-    return none_of(wrong, f"no header {_CONTROL}* upstream")
+    return none_of(wrong, f"no header {_CONTROL}* upstream", record.upstream)
 
 
 @check
@@ -106,7 +106,7 @@ def strips_headers(record: Record, given: Mapping[str, Any]) -> Finding:
     wrong = [
         f"{call.connection} got {name}" for call in record.upstream for name in given["stripped"] if header(call, name)
     ]
-    return none_of(wrong, f"without {given['stripped']}")
+    return none_of(wrong, f"without {given['stripped']}", record.upstream)
 
 
 @check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -55,6 +55,8 @@ def absent(reason: str) -> Finding:
     return Finding(Status.NOT_APPLICABLE, reason)
 
 
-def none_of(wrong: list[str], expected: str) -> Finding:
-    """PASS where nothing is wrong; names the first few."""
+def none_of(wrong: list[str], expected: str, among: Sized) -> Finding:
+    """PASS where nothing is wrong; names the first few. Where there was nothing to look at, the rule is not judged."""
+    if not among:
+        return absent("nothing to judge was seen")
     return holds(not wrong, expected, "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if wrong[3:] else ""))

@@ -21,7 +21,7 @@ def passes_the_lease(record: Record, given: Mapping[str, Any]) -> Finding:
     wrong = [
         str(bool(c.request.lease.owner)) for c in asked if (c.request.lease.owner, c.request.lease.generation) != wanted
     ]
-    return none_of(wrong, f"lease with the owner of the client and generation {given['generation']}")
+    return none_of(wrong, f"lease with the owner of the client and generation {given['generation']}", asked)
 
 
 @check
@@ -31,7 +31,9 @@ def checks_the_fence(record: Record, _: Mapping[str, Any]) -> Finding:
         return absent("there was no second call")
     pairs = pairwise(record.upstream)
     wrong = [f"{after.connection} called" for before, after in pairs if not fenced(record, before.ended_at, after.at)]
-    return none_of(wrong, "CheckFence answered VALID, or SelectTarget asked anew, before each further call")
+    return none_of(
+        wrong, "CheckFence answered VALID, or SelectTarget asked anew, before each further call", record.upstream
+    )
 
 
 @check

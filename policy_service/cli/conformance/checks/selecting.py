@@ -20,7 +20,7 @@ def asks_first(record: Record, _: Mapping[str, Any]) -> Finding:
     """No upstream is called before a Dispatch was answered."""
     leave = [call.ended_at for call in dispatched(record)]
     wrong = [f"{call.connection} called without" for call in record.upstream if not any(at <= call.at for at in leave)]
-    return none_of(wrong, "SelectTarget answered with Dispatch before each upstream call")
+    return none_of(wrong, "SelectTarget answered with Dispatch before each upstream call", record.upstream)
 
 
 @check
@@ -52,7 +52,9 @@ def _ids_between(record: Record, number: int) -> set[str]:
 def has_deadline(record: Record, _: Mapping[str, Any]) -> Finding:
     """Calls to the service end by themselves."""
     endless = [call.method for call in record.policy if call.limit_s is None or call.limit_s > _LONGEST_CALL_S]
-    return none_of(endless, f"a gRPC deadline of at most {_LONGEST_CALL_S:.0f} s on every call to the service")
+    return none_of(
+        endless, f"a gRPC deadline of at most {_LONGEST_CALL_S:.0f} s on every call to the service", record.policy
+    )
 
 
 @check
@@ -72,6 +74,8 @@ def asks_during(record: Record, given: Mapping[str, Any]) -> Finding:
 @check
 def goes_nowhere(record: Record, _: Mapping[str, Any]) -> Finding:
     """No upstream is called at all."""
+    if not selects(record) and not record.upstream:
+        return absent("SelectTarget was not called")
     return holds(not record.upstream, "no upstream call", ", ".join(heard(record)))
 
 
