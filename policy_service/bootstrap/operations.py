@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from policy_service.application.admin import Acts
+from policy_service.application.admin_candidates import Candidates
 from policy_service.application.admin_catalogue import (
     CatalogueAdmin,
     DocumentPatch,
@@ -56,6 +57,7 @@ def admin_use_cases(
     return AdminUseCases(
         state=StateAdmin(acts, view, OwnedState(view, replica.pins, replica.permits)),
         listings=listings,
+        candidates=Candidates(view, clock, replica.registry, replica.permits.loads, name),
         credentials=CredentialAdmin(acts, view, clock),
         catalogue=CatalogueAdmin(replica.store, view, documents(environment), replica.refresh, name),
         health=HealthAdmin(

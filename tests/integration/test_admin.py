@@ -55,6 +55,7 @@ ANSWERED = {
     "GetSettings",
     "PatchSettings",
     "GetHealth",
+    "ListCandidates",
     "ListFacts",
     "Explain",
     "ClassifyOutcome",

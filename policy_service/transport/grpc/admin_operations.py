@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from policy_service.application.admin_candidates import Candidates
 from policy_service.application.admin_catalogue import CatalogueAdmin
 from policy_service.application.admin_credentials import CredentialAdmin
 from policy_service.application.admin_health import FactsAdmin, HealthAdmin
@@ -29,6 +30,7 @@ class AdminUseCases:
 
     state: StateAdmin
     listings: Listings
+    candidates: Candidates
     credentials: CredentialAdmin
     catalogue: CatalogueAdmin
     health: HealthAdmin
@@ -257,6 +259,7 @@ class _ReadOperations:
     def by_name(self) -> dict[str, Unary]:
         return {
             "GetHealth": self.get_health,
+            "ListCandidates": self.list_candidates,
             "ListFacts": self.list_facts,
             "Explain": self.explain,
             "ClassifyOutcome": self.classify_outcome,
@@ -264,6 +267,12 @@ class _ReadOperations:
 
     async def get_health(self, message: admin_pb2.GetHealthRequest) -> admin_pb2.GetHealthResponse:
         return admin_answer.health(await self._cases.health.health(), self._cases.release)
+
+    async def list_candidates(self, message: admin_pb2.ListCandidatesRequest) -> admin_pb2.ListCandidatesResponse:
+        problems = admin_request.ids(message, "route")
+        admin_request.needs(message, problems, "route")
+        problems.settle()
+        return admin_answer.candidates(self._cases.candidates.of_route(message.route))
 
     async def list_facts(self, message: admin_pb2.ListFactsRequest) -> admin_pb2.ListFactsResponse:
         problems = admin_request.ids(message, "provider", "connection", "decision_id", "mechanism")

@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
+from policy_service.application.admin_candidates import CandidateView, RouteCandidates
 from policy_service.application.admin_catalogue import RuleWarning, Setting, Settings
 from policy_service.application.admin_health import Health, mechanism_of
 from policy_service.application.admin_listings import BreakerView, StatePage, StateRow
@@ -17,6 +18,7 @@ from policy_service.domain.ids import Instant
 from policy_service.domain.lockout_upkeep import LockListing
 from policy_service.generated.policy.v1 import admin_pb2
 from policy_service.transport.grpc.mapping.admin_request import write_place
+from policy_service.transport.grpc.mapping.select_answer import exclusion, target
 from policy_service.transport.grpc.wire_enums import BREAKER_CONTROL, BREAKER_STATE, HEALTH, MECHANISM
 
 
@@ -46,6 +48,16 @@ def model_cooldown(each: LockListing) -> admin_pb2.ModelCooldown:
         remaining_ms=each.remaining_ms,
         failure_count=each.failure_count,
     )
+
+
+def candidates(found: RouteCandidates) -> admin_pb2.ListCandidatesResponse:
+    """Candidates of a route."""
+    return admin_pb2.ListCandidatesResponse(candidates=map(_candidate, found.candidates), strategy=found.strategy)
+
+
+def _candidate(each: CandidateView) -> admin_pb2.CandidateView:
+    shown = None if each.exclusion is None else exclusion(each.exclusion)
+    return admin_pb2.CandidateView(target=target(each.target, each.key), eligible=shown is None, exclusion=shown)
 
 
 def state_page(page: StatePage) -> admin_pb2.ListStateResponse:
