@@ -28,10 +28,6 @@ class Callers:
             return caller if caller is not None and caller.key_sha256 == key_sha256 else None
         return self._by_id.get(caller_id) if caller_id else self._by_key.get(key_sha256)
 
-    def of_id(self, caller_id: str) -> Caller | None:
-        """The caller of an id."""
-        return self._by_id.get(caller_id)
-
 
 class Registry:
     """Callers of the policy that a view has, and since which revision each managed connection has been listed.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
-from policy_service.application.events import OutcomeEvent
+from policy_service.application.events import OutcomeEvent, fold_order
 from policy_service.application.ports import (
     Committed,
     Scope,
@@ -352,7 +352,7 @@ class GroupedCommit(Generic[R]):
         answers: dict[str, Reported[R]] = {}
         facts: list[Fact] = []
         fresh: dict[str, bytes] = {}
-        for event in sorted(events, key=lambda e: (e.at, e.event_id)):
+        for event in sorted(events, key=fold_order):
             if (stored := known.get(event.event_id)) is not None:
                 answers[event.event_id] = Reported(folding.decode(stored), durable=True, duplicate=True)
                 continue

@@ -88,3 +88,8 @@ class OutcomeEvent:
     def response_at(self) -> Instant:
         """Instant by which a success is judged stale for the breaker (fleet.md section 3)."""
         return self.started_at if self.first_byte_at is None else self.first_byte_at
+
+
+def fold_order(event: OutcomeEvent) -> tuple[Instant, str]:
+    """Order of events within one transaction (fleet.md section 2)."""
+    return event.at, event.event_id

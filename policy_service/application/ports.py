@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from policy_service.application.ports_fleet import RollStore
 from policy_service.domain.facts import Fact
 from policy_service.domain.ids import DurationMs, Instant
-from policy_service.domain.state import Key, Row, StateBook
+from policy_service.domain.state import Row, StateBook
 
 T = TypeVar("T")
 
@@ -265,9 +265,6 @@ class Entropy(Protocol):
     def new_id(self) -> str:
         """A fresh unique id, 26..36 characters, sortable by time where possible."""
         ...
-
-
-RowsByKey = Mapping[Key, Row]
 
 
 class SpoolFullError(Exception):

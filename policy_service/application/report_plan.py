@@ -7,7 +7,7 @@ projection and by replay. Step 1 (idempotency over transactions) is the caller's
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policy_service.application.breaker_plan import (
@@ -45,7 +45,6 @@ from policy_service.domain.reading import Reading
 from policy_service.domain.restatement import Restated
 from policy_service.domain.state import StateBook
 
-DUPLICATE = "duplicate"
 STALE_SUCCESS = "stale_success"
 REQUEST_RULES = frozenset(
     {"parameter", "malformed", "overflow", "model-access", "model-code", "inner-request-error", "bad-request"}
@@ -59,7 +58,7 @@ class FoldResult:
 
     facts: tuple[Fact, ...] = ()
     causes: tuple[str, ...] = ()
-    """Why evidence was statistics only: `duplicate`, `stale_generation`, `future_generation`, `void_permit`,
+    """Why evidence was statistics only: `stale_generation`, `future_generation`, `void_permit`,
     `stale_success`, `suppressed`, `late`, `overridden`."""
     is_success: bool = False
     has_effect: bool = False
@@ -116,36 +115,6 @@ def fold(
     before = dict(book.changes)
     result = _fold_success(report) if report.outcome.is_success else _fold_failure(report)
     return replace(result, facts=tuple(report.facts.facts), has_effect=book.changes != before)
-
-
-def fold_batch(
-    book: StateBook,
-    events: Iterable[OutcomeEvent],
-    policy: Policy,
-    *,
-    known: Collection[str] = (),
-    now: Instant | None = None,
-    replicas: int | None = None,
-) -> dict[str, FoldResult]:
-    """Fold events in (instant, id) order; an id that is known, or was folded in this batch, changes nothing.
-
-    Returns results by event id; ids in `known` are left out, for their answers are stored.
-    """
-    results: dict[str, FoldResult] = {}
-    for event in sorted(events, key=fold_order):
-        if event.event_id not in known and event.event_id not in results:
-            results[event.event_id] = fold(book, event, policy, now=now, replicas=replicas)
-    return results
-
-
-def fold_order(event: OutcomeEvent) -> tuple[Instant, str]:
-    """Order of events within one transaction (fleet.md section 2)."""
-    return event.at, event.event_id
-
-
-def duplicate_result() -> FoldResult:
-    """Result of a report that was folded before and whose answer is not at hand."""
-    return FoldResult(causes=(DUPLICATE,))
 
 
 def draw_of(event: OutcomeEvent) -> float:

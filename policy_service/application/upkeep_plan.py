@@ -41,6 +41,7 @@ def upkeep_unit(rows: Mapping[Key, Row], now: Instant, policy: Policy) -> Unit[i
     seen = StateBook(rows)
     surplus = {row.key for row in lockout_upkeep.evictions(seen.rows(ModelLockState), now)}
     surplus |= {row.key for row in usage_wall_state.surplus(seen.rows(Lane))}
+    surplus |= {row.key for row in breaker_controls.surplus(seen.rows(BreakerState))}
     sweep(seen, now - MARGIN_MS, policy, surplus)
     if not seen.changes:
         return None
@@ -55,12 +56,12 @@ def sweep(book: StateBook, now: Instant, policy: Policy, surplus: Collection[Key
     """Shrink every row of the book that time has emptied; returns the number of rows changed.
 
     Args:
-        surplus: keys of model locks and usage-wall rows beyond the limits of the fleet; locks that lock nothing and
-            rows that no report touched since are dropped.
+        surplus: keys of model locks, usage-wall rows and breakers beyond the limits of the fleet; locks that lock
+            nothing, rows that no report touched since and idle breakers are dropped.
     """
     before = len(book.changes)
     for row in (
-        *breaker_controls.forget(book.rows(BreakerState), now),
+        *breaker_controls.forget(book.rows(BreakerState), now, surplus),
         *_defaults(breaker_burst.expired(book.rows(BurstState), now)),
         *_defaults(_idle_entries(book, now, policy)),
         *_defaults(_ended_pools(book, now)),

@@ -8,7 +8,7 @@ same step in which the rows arrive. Not thread-safe: one event loop owns it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from policy_service.application.events import OutcomeEvent
@@ -94,15 +94,6 @@ class View:
             connection.row.generation if connection else 1,
             max(locks, default=1),
         )
-
-    @property
-    def pending_count(self) -> int:
-        """Events numbered here that no commit has shown yet."""
-        return len(self._pending)
-
-    def pending_events(self) -> Iterator[Pending]:
-        """Pending events in order."""
-        return iter(self._pending)
 
     def on_change(self, listener: Listener) -> None:
         """Call `listener` after every change."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from policy_service.domain.breaker import (
@@ -17,9 +17,11 @@ from policy_service.domain.breaker_transitions import CLEARED, add_fact, enter_h
 from policy_service.domain.facts import FactLog
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.profiles import BreakerProfile
+from policy_service.domain.state import Key
 
 FORGET_AFTER_MS: DurationMs = 1_800_000
 MAX_CACHED_KEYS = 500
+"""Rows that views keep at most, as far as idle ones make them more (breaker.md section 11)."""
 
 
 def reset(state: BreakerState, now: Instant, facts: FactLog) -> BreakerState:
@@ -87,16 +89,33 @@ def read_state(text: str) -> State:
     return State(text) if text in State.__members__ else State.CLOSED
 
 
-def forget(rows: Iterable[BreakerState], now: Instant) -> list[BreakerState]:
-    """Rows that hold nothing any more, as the defaults they shrink to (the generation stays)."""
-    return [_forgotten(row) for row in rows if is_forgettable(row, now)]
+def forget(rows: Iterable[BreakerState], now: Instant, surplus: Collection[Key] = ()) -> list[BreakerState]:
+    """Rows that hold nothing any more, as the defaults they shrink to (the generation stays).
+
+    Args:
+        surplus: keys of `surplus`, which need not wait for their time.
+    """
+    return [_forgotten(row) for row in rows if is_forgettable(row, now) or (row.key in surplus and _is_idle(row))]
 
 
 def is_forgettable(row: BreakerState, now: Instant) -> bool:
     """CLOSED with count 0, no control, and no failure for 30 min (breaker.md section 11)."""
-    last = max(row.last_failure_at or 0, row.failure_heard_at or 0)
-    is_quiet = row.state is State.CLOSED and not row.failure_count and not row.override
-    return is_quiet and now - last > FORGET_AFTER_MS
+    return _is_idle(row) and now - _last_heard(row) > FORGET_AFTER_MS
+
+
+def surplus(rows: Iterable[BreakerState], limit: int = MAX_CACHED_KEYS) -> list[BreakerState]:
+    """Idle rows beyond the limit, those first that have been idle for the longest time."""
+    present = [row for row in rows if not row.is_default]
+    idle = sorted(filter(_is_idle, present), key=_last_heard)
+    return idle[: max(0, len(present) - limit)]
+
+
+def _is_idle(row: BreakerState) -> bool:
+    return row.state is State.CLOSED and not row.failure_count and not row.override
+
+
+def _last_heard(row: BreakerState) -> Instant:
+    return max(row.last_failure_at or 0, row.failure_heard_at or 0)
 
 
 def _forgotten(row: BreakerState) -> BreakerState:

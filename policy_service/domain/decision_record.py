@@ -81,7 +81,6 @@ class Classification:
     ambiguous_auth: bool = False
     returns_by_itself: bool = False
     """The answer states when the allowance is back: no empty wallet, even under a 402."""
-    base_override_ms: DurationMs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ Instant = int
 DurationMs = int
 """Whole milliseconds."""
 
-UNPROFILED = "default"
-
 
 class AuthClass(StrEnum):
     """Class of credential; selects the profile of numbers (spec/README.md, Vocabulary)."""

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from policy_service.application.events import OutcomeEvent
-from policy_service.application.report_plan import fold, fold_batch, fold_order
+from policy_service.application.events import OutcomeEvent, fold_order
+from policy_service.application.report_plan import fold
 from policy_service.domain.breaker import BreakerState, State
 from policy_service.domain.catalogue import Catalogue
 from policy_service.domain.connection_state import ConnectionState
@@ -22,6 +22,7 @@ from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
+from tests.folding import fold_batch
 
 EXAMPLES = max(50, int(os.environ.get("POLICY_HYPOTHESIS_EXAMPLES", "200")) // 4)
 """A quarter of what the state machines get: one example folds up to two dozen reports through every mechanism."""

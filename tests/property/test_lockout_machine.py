@@ -38,6 +38,8 @@ class Model:
     until: int | None = None
     count: int = 0
     failed_at: int | None = None
+    heard_at: int = 0
+    """Newest failure that counted elsewhere."""
     last: int = 0
     generation: int = 1
 
@@ -55,7 +57,7 @@ class Model:
         self.failed_at, self.last = at, wait
 
     def succeed(self, started: int) -> None:
-        if self.failed_at is not None and started < self.failed_at:
+        if started < max(self.failed_at or 0, self.heard_at):
             return
         self.count //= 2
         if not self.count:
@@ -67,7 +69,7 @@ class Model:
         self.forget()
 
     def forget(self) -> None:
-        self.until, self.count, self.failed_at, self.last = None, 0, None, 0
+        self.until, self.count, self.failed_at, self.last, self.heard_at = None, 0, None, 0, 0
 
 
 class LockoutMachine(RuleBasedStateMachine):
@@ -89,10 +91,19 @@ class LockoutMachine(RuleBasedStateMachine):
         self.events += 1
         return FactLog(Cause(f"e{self.events}", self.now))
 
-    def write(self, evidence: LockEvidence, at: int, generation: int | None = None, twice: bool = False) -> None:
+    def write(
+        self,
+        evidence: LockEvidence,
+        at: int,
+        generation: int | None = None,
+        twice: bool = False,
+        breaker_blocks: bool = False,
+    ) -> None:
         generations = None if generation is None else Generations(1, 1, generation)
         book = StateBook(self.rows)
-        writer = LockWriter(book, PLACE, POLICY, Attempt(at, at, generations), self.log())
+        writer = LockWriter(
+            book, PLACE, POLICY, Attempt(at, at, generations, breaker_blocks=breaker_blocks), self.log()
+        )
         already = writer.write(evidence)
         if twice:
             assert not writer.write(evidence, already)
@@ -132,6 +143,15 @@ class LockoutMachine(RuleBasedStateMachine):
         assert after.last_failure_at == max(before.last_failure_at or at, at)
         self.model.count, self.model.until = after.failure_count, after.until
         self.model.failed_at, self.model.last = after.last_failure_at, after.last_cooldown_ms
+
+    @rule()
+    def a_failure_meets_an_open_breaker(self) -> None:
+        before = self.row
+        self.write(LockEvidence(502, "bad_gateway", 3_000), self.now, breaker_blocks=True)
+        self.write(LockEvidence(429, "rate_limit_exceeded", 3_000), self.now, breaker_blocks=True)
+        assert (self.row.until, self.row.failure_count) == (before.until, before.failure_count)
+        if self.model.until is not None or self.model.count:
+            self.model.heard_at = self.now
 
     @precondition(lambda self: self.model.generation > 1)
     @rule()

@@ -17,6 +17,7 @@ from policy_service.domain.breaker_controls import (
     load_row,
     read_state,
     reset,
+    surplus,
 )
 from policy_service.domain.breaker_probe import (
     Acquired,
@@ -400,6 +401,20 @@ def test_quiet_rows_shrink_to_their_generation_after_half_an_hour() -> None:
     row = replace(CLOSED, last_failure_at=0, generation=7)
     assert forget([row], 1_800_000) == []
     assert forget([row], 1_800_001) == [replace(CLOSED, generation=7)]
+    heard = replace(row, failure_heard_at=1)
+    assert forget([heard], 1_800_001) == []
+    assert forget([heard], 1_800_002) == [replace(CLOSED, generation=7)]
+
+
+def test_idle_rows_beyond_five_hundred_go_the_longest_idle_first() -> None:
+    busy = replace(CLOSED, provider="busy", failure_count=1, last_failure_at=0)
+    controlled = replace(CLOSED, provider="held", override=Override.DISABLED)
+    idle = [replace(CLOSED, provider=f"p{n:03}", last_failure_at=1_000 - n) for n in range(500)]
+    assert surplus([*idle[:498], busy, controlled]) == []
+    assert [row.provider for row in surplus([*idle, busy, controlled])] == ["p499", "p498"]
+    assert surplus([busy] * 600) == []
+    oldest = idle[499]
+    assert forget([*idle, busy], 1_000, {oldest.key, busy.key}) == [replace(CLOSED, provider="p499")]
 
 
 # --- options ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from policy_service.application.breaker_plan import is_network_error
 from policy_service.application.events import OutcomeEvent, ProbeRef
-from policy_service.application.report_plan import draw_of, duplicate_result, fold, fold_batch, scope_of
+from policy_service.application.report_plan import draw_of, fold, scope_of
 from policy_service.domain.breaker import BreakerState, State
 from policy_service.domain.breaker_probe import Verdict
 from policy_service.domain.catalogue import Catalogue, Connection
@@ -20,6 +20,7 @@ from policy_service.domain.policy import Policy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
+from tests.folding import fold_batch
 from tests.vectors.world import World
 
 
@@ -84,7 +85,6 @@ def test_suppressed_failure_repeated_after_the_window_is_not_counted() -> None:
     again = event(503, 10_000, event_id="d/0")
     assert fold_batch(book, [again], POLICY, known={"d/0"}) == {}
     assert breaker_of(book).failure_count == 1
-    assert duplicate_result().causes == ("duplicate",)
 
 
 def test_success_without_effect_says_so() -> None:

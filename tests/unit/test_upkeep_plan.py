@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy_service.application.upkeep_plan import sweep
+from policy_service.application.upkeep_plan import sweep, upkeep_unit
 from policy_service.domain.breaker import BreakerState, State
 from policy_service.domain.breaker_burst import MAX_CONNECTION_KEYS, BurstState
 from policy_service.domain.catalogue import Catalogue
@@ -40,6 +40,17 @@ def test_what_still_says_something_stays() -> None:
         ModelLockState("acme", "c1", "family", "m", until=HOUR, failure_count=1, last_failure_at=0),
     )
     assert sweep(book, HOUR, POLICY) == 0
+
+
+def test_idle_breakers_beyond_the_limit_of_the_fleet_go_and_others_stay() -> None:
+    rows = [BreakerState(f"p{n:03}", last_failure_at=HOUR) for n in range(502)]
+    rows += [BreakerState("open", state=State.OPEN, last_failure_at=0, reopen_at=2 * HOUR)]
+    unit = upkeep_unit({row.key: row for row in rows}, HOUR, POLICY)
+    assert unit is not None
+    assert unit.scope.providers == {"p000", "p001", "p002"}
+    book = book_of(*rows[:3])
+    assert unit.run(book, HOUR, {}).value == 3
+    assert all(row.is_default for row in book.changes.values())
 
 
 def test_burst_times_are_bounded_oldest_first() -> None:
