@@ -1,0 +1,256 @@
+/** Calls to upstreams. */
+import http from "node:http";
+import https from "node:https";
+import { Readable } from "node:stream";
+import { LocalFaultKind, NetworkErrorKind } from "../gen/policy/v1/policy_pb.js";
+import { Answer, seconds } from "./answers.js";
+import { EventScanner, hidesFailure } from "./stream.js";
+
+/** @import { Verdict } from "../gen/policy/v1/policy_pb.js" */
+/** @import { Header, Target } from "../gen/policy/v1/types_pb.js" */
+/** @import { Upstream } from "./config.js" */
+/** @import { Journey } from "./journey.js" */
+
+/** As much of an answer as is looked at before it goes to the client, and as much as a report may carry. */
+const MAX_HEAD_BYTES = 64 * 1024;
+
+/** Headers that end here: the client's credential, and what the gateway or its connections make themselves. */
+const GATEWAYS_OWN = [
+  ...["authorization", "x-api-key", "api-key", "cookie", "accept-encoding", "content-length", "host", "expect"],
+  ...["connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"],
+];
+
+const AGENTS = { "http:": new http.Agent({ keepAlive: true }), "https:": new https.Agent({ keepAlive: true }) };
+
+/** Why a timer of the gateway ended a call. @typedef {"no_answer" | "idle" | "out_of_time"} Cause */
+
+/** What one upstream call brought. */
+export class Result {
+  /** @type {http.IncomingMessage | undefined} */
+  response;
+  /** @type {AsyncIterator<Buffer> | undefined} the rest of its body */
+  rest;
+  head = Buffer.alloc(0);
+  isStream = false;
+  failed = true;
+  /** @type {Buffer | undefined} error event met in a stream */
+  streamError;
+  cancelled = false;
+  localFault = LocalFaultKind.UNSPECIFIED;
+  /** @type {Error | undefined} the network failed, before or after the response began */
+  broken;
+  networkError = NetworkErrorKind.UNSPECIFIED;
+  sent = performance.now();
+  firstByteMs = 0;
+  tookMs = 0;
+  bytes = 0;
+  /** @type {Cause | undefined} */
+  cause;
+  controller = new AbortController();
+
+  /** @param {number} idleMs longest silence in the body */
+  constructor(idleMs = 0) {
+    this.idleMs = idleMs;
+  }
+
+  /** @param {LocalFaultKind} kind */
+  static local(kind) {
+    const result = new Result();
+    result.localFault = kind;
+    return result;
+  }
+
+  get status() {
+    return this.response?.statusCode ?? 0;
+  }
+
+  /** Another account may do better. Asked only while the service is away. */
+  get isWorthAnother() {
+    if (!this.response || this.broken) return this.localFault !== LocalFaultKind.OWN_TIMEOUT;
+    return [200, 401, 402, 403, 404, 408, 429].includes(this.status) || this.status >= 500;
+  }
+
+  /** Ends the call, now or after so long. @param {Cause} cause @param {number} ms */
+  endAfter(cause, ms) {
+    return setTimeout(() => {
+      this.cause = cause;
+      this.controller.abort();
+    }, ms);
+  }
+
+  close() {
+    this.controller.abort();
+    this.response?.destroy();
+  }
+
+  /**
+   * Reads the head of the answer: of a stream the first event, of anything else as much as fits.
+   *
+   * @param {http.IncomingMessage} response
+   */
+  async begin(response) {
+    this.response = response;
+    this.firstByteMs = performance.now() - this.sent;
+    this.isStream = (response.headers["content-type"] ?? "").startsWith("text/event-stream");
+    this.rest = response[Symbol.asyncIterator]();
+    const events = new EventScanner();
+    let isWhole = false;
+    while (!isWhole && this.head.length < MAX_HEAD_BYTES && !(this.isStream && events.seen > 0)) {
+      const { value, done } = await this.rest.next();
+      isWhole = Boolean(done);
+      if (!value) continue;
+      this.head = Buffer.concat([this.head, value]);
+      events.write(value);
+    }
+    this.streamError = this.isStream ? events.failure : undefined;
+    const isSuccess = this.status >= 200 && this.status < 300;
+    this.failed = !isSuccess || Boolean(this.streamError) || (isWhole && hidesFailure(this.head, this.isStream));
+    this.tookMs = performance.now() - this.sent;
+  }
+
+  /** Notes a network failure, or the end that a timer of the gateway made. @param {any} error */
+  fail(error) {
+    this.tookMs = performance.now() - this.sent;
+    this.failed = true;
+    this.broken = error;
+    this.networkError = networkErrorOf(this, error);
+    if (this.cause === "out_of_time") this.localFault = LocalFaultKind.OWN_TIMEOUT;
+    this.close();
+  }
+
+  /** Hands a success to the client; `finish` is called once, when its body has ended in whatever way. @param {(ended: Result) => void} finish */
+  stream(finish) {
+    return this.answer(Readable.from(this.watched(finish), { objectMode: false }));
+  }
+
+  /** @param {(ended: Result) => void} finish */
+  async *watched(finish) {
+    const events = new EventScanner();
+    let isWhole = false;
+    try {
+      for await (const chunk of this.chunks()) {
+        this.bytes += chunk.length;
+        if (this.isStream) events.write(chunk);
+        yield chunk;
+      }
+      isWhole = true;
+    } catch (error) {
+      this.fail(error);
+      throw error;
+    } finally {
+      this.tookMs = performance.now() - this.sent;
+      this.streamError = events.failure;
+      this.cancelled = !isWhole && !this.broken; // the client has left: nobody reads on
+      this.close();
+      finish(this);
+    }
+  }
+
+  /** Head and rest. Silence ends it; a client that reads slowly does not. */
+  async *chunks() {
+    if (this.head.length > 0) yield this.head;
+    for (;;) {
+      const timer = this.endAfter("idle", this.idleMs);
+      const { value, done } = await /** @type {AsyncIterator<Buffer>} */ (this.rest).next().finally(() => clearTimeout(timer));
+      if (done) return;
+      yield value;
+    }
+  }
+
+  /** A failure as the client gets it: with the status that the service has put right, and its Retry-After. @param {Verdict | undefined} verdict */
+  forClient(verdict) {
+    if (this.localFault === LocalFaultKind.OWN_TIMEOUT) {
+      return Answer.failure(504, "timeout", "server_error", "no answer in time");
+    }
+    if (!this.response || this.broken) {
+      return Answer.failure(502, "upstream_unreachable", "server_error", "the upstream gave no usable answer");
+    }
+    const answer = this.answer(Readable.from(this.watched(() => {}), { objectMode: false }));
+    answer.status = verdict?.restatedStatus ?? answer.status;
+    if (verdict?.retryAfterMs) answer.headers["retry-after"] = seconds(Number(verdict.retryAfterMs));
+    return answer;
+  }
+
+  /** @param {Readable} body */
+  answer(body) {
+    /** @type {http.OutgoingHttpHeaders} */
+    const headers = { ...this.response?.headers };
+    for (const name of ["connection", "keep-alive", "transfer-encoding"]) delete headers[name];
+    return new Answer(this.status, headers, body);
+  }
+}
+
+/**
+ * Makes one upstream call and reads the beginning of the answer: an error hidden in a 200 is still a failure while nothing of
+ * it has reached the client.
+ *
+ * @param {Journey} journey
+ * @param {Target} target
+ * @param {{timeoutMs: number, set: Header[], strip: string[]}} options timeout of the target, 0: none; headers to set and drop
+ */
+export async function call(journey, target, { timeoutMs, set, strip }) {
+  journey.attempts += 1;
+  const { config } = journey.gateway;
+  const upstream = config.upstreams[`${target.provider}/${target.connection}`];
+  if (!upstream) return Result.local(LocalFaultKind.EXECUTION);
+  const result = new Result(config.idle_timeout_ms);
+  const limit = Math.min(config.first_byte_timeout_ms, timeoutMs || Infinity);
+  const timer =
+    journey.leftMs < limit ? result.endAfter("out_of_time", journey.leftMs) : result.endAfter("no_answer", limit);
+  const signal = AbortSignal.any([journey.signal, result.controller.signal]);
+  try {
+    await result.begin(await send(journey.request, target, upstream, { set, strip, signal }));
+  } catch (error) {
+    result.fail(error);
+  } finally {
+    clearTimeout(timer);
+  }
+  return result;
+}
+
+/**
+ * The client's request with the target's model and credential, without the headers of the policy.
+ *
+ * @param {Journey["request"]} request
+ * @param {Target} target
+ * @param {Upstream} upstream
+ * @param {{set: Header[], strip: string[], signal: AbortSignal}} options
+ * @returns {Promise<http.IncomingMessage>}
+ */
+function send(request, target, upstream, { set, strip, signal }) {
+  const url = new URL(upstream.base_url.replace(/\/$/, "") + request.path);
+  const body = JSON.stringify({ ...request.body, model: target.model || request.body.model });
+  const headers = { ...request.headers };
+  const isPolicy = (/** @type {string} */ name) => /^x-(policy|omniroute)-/.test(name);
+  for (const name of [...Object.keys(headers).filter(isPolicy), ...GATEWAYS_OWN, ...strip]) delete headers[name];
+  for (const { name, value } of set) headers[name.toLowerCase()] = value;
+  Object.assign(headers, upstream.headers, { "content-length": String(Buffer.byteLength(body)) });
+  const { request: open } = url.protocol === "https:" ? https : http;
+  const agent = AGENTS[/** @type {keyof typeof AGENTS} */ (url.protocol)];
+  return new Promise((resolve, reject) => {
+    open(url, { method: "POST", headers, agent, signal }, resolve).on("error", reject).end(body);
+  });
+}
+
+/** @type {Record<string, NetworkErrorKind>} */
+const BY_CODE = {
+  ENOTFOUND: NetworkErrorKind.DNS,
+  EAI_AGAIN: NetworkErrorKind.DNS,
+  ECONNREFUSED: NetworkErrorKind.CONNECT_REFUSED,
+  ETIMEDOUT: NetworkErrorKind.CONNECT_TIMEOUT,
+  ECONNRESET: NetworkErrorKind.CONNECTION_RESET,
+  EPIPE: NetworkErrorKind.CONNECTION_RESET,
+  ECONNABORTED: NetworkErrorKind.CONNECTION_RESET,
+};
+
+/** Names a failure of the network as the contract does. @param {Result} result @param {any} error */
+function networkErrorOf({ cause, response, isStream }, error) {
+  const inStream = response && isStream;
+  if (cause === "idle") return inStream ? NetworkErrorKind.STREAM_IDLE_TIMEOUT : NetworkErrorKind.READ_TIMEOUT;
+  if (cause) return inStream ? NetworkErrorKind.STREAM_READINESS_TIMEOUT : NetworkErrorKind.READ_TIMEOUT;
+  if (inStream) return NetworkErrorKind.STREAM_EARLY_EOF;
+  const code = String(error.code ?? "");
+  if (/^HPE_/.test(code)) return NetworkErrorKind.PROTOCOL_ERROR;
+  if (/CERT|TLS|SSL/.test(code)) return NetworkErrorKind.TLS;
+  return BY_CODE[code] ?? NetworkErrorKind.UNSPECIFIED;
+}

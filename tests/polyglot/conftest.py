@@ -1,0 +1,31 @@
+"""Fixtures of the polyglot suite: one build of each gateway a session; every test of `gateway` runs once for each language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.polyglot.doors import build, missing_for
+
+LANGUAGES = ("go", "node")
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Language to the command that starts its gateway, built when first asked for."""
+    directory: Path = tmp_path_factory.mktemp("gateways")
+    return cache(lambda language: build(language, directory))
+
+
+@pytest.fixture(params=LANGUAGES)
+def command(request: pytest.FixtureRequest, commands: object) -> Sequence[str]:
+    """Command that starts the gateway under test."""
+    missing = missing_for(request.param)
+    if missing:
+        pytest.skip(missing)
+    assert callable(commands)
+    built: Sequence[str] = commands(request.param)
+    return built
