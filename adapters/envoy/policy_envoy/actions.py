@@ -32,7 +32,7 @@ class Pass(NamedTuple):
     kind: str
     """Name of the message that is answered, such as `request_headers`."""
     set_headers: Sequence[tuple[str, str]] = ()
-    remove_headers: Sequence[str] = ()
+    remove_headers: tuple[str, ...] = ()
     modes: tuple[Mode, ...] = ()
     """None: as configured."""
     chain: Flight | None = None
@@ -104,6 +104,8 @@ class Begin(NamedTuple):
     """An attempt starts; those before it that were never answered failed on the way."""
 
     flight: Flight
+    attempt: int
+    """Attempt of Envoy, from 1."""
 
 
 class Unanswered(NamedTuple):
@@ -120,6 +122,8 @@ class Settle(NamedTuple):
     flight: Flight
     details: str = ""
     is_client_gone: bool = False
+    attempts: int = 0
+    """Attempts that Envoy has made; 0: unknown."""
 
 
 class Leave(NamedTuple):

@@ -43,7 +43,8 @@ def begin_stream(state: Attempt) -> Next:
 
 
 def _watch(state: Attempt) -> StreamWatch:
-    return StreamWatch(format_of(state.flight.path), state.options.watchdog)
+    settings = state.options.watchdog(state.step.target.connection)
+    return StreamWatch(format_of(state.flight.path), settings)
 
 
 def _is_event_stream(state: Attempt) -> bool:

@@ -44,12 +44,12 @@ def _begin(state: Attempt, event: AttemptHeaders) -> Next:
         return Next(state._replace(phase=Phase.UNKNOWN), (Pass("request_headers"),))
     step = flight.step_of(event.attempt, event.connection)
     if step is None:
-        return done(state, Begin(flight), local_replies.refused(NOT_DECIDED, "retry"))
+        return done(state, Begin(flight, event.attempt), local_replies.refused(NOT_DECIDED, "retry"))
     state = state._replace(flight=flight, step=step, request=event)
     needed = _needs(flight, step, event.attempt)
     if needed is None:
         return _send(state)
-    return Next(state._replace(phase=Phase.ACQUIRING), (Begin(flight), needed))
+    return Next(state._replace(phase=Phase.ACQUIRING), (Begin(flight, event.attempt), needed))
 
 
 def _needs(flight: Flight, step: Step, attempt: int) -> Acquire | None:
@@ -87,7 +87,7 @@ def _send(state: Attempt) -> Next:
     if state.options.writes_model and request.has_body and step.target.model and step.target.model != flight.model:
         modes = (*modes, Mode.REQUEST_BODY)
     sent = Pass("request_headers", _upstream_headers(state), _removed(state), modes)
-    return Next(state._replace(phase=Phase.SENT, modes=modes), (Begin(flight), sent))
+    return Next(state._replace(phase=Phase.SENT, modes=modes), (Begin(flight, request.attempt), sent))
 
 
 def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:

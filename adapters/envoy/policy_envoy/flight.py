@@ -57,6 +57,8 @@ class Flight:
     renewal_ms: float = 0
     attempts: list[types_pb2.EarlierAttempt] = field(default_factory=list)
     """Attempts that failed."""
+    begun: int = 0
+    """Attempts of Envoy that are known to have begun."""
     unanswered: list[tuple[Step, float]] = field(default_factory=list)
     """Attempts that ended without an answer, with their start; failed, or given up with their client."""
     is_client_gone: bool = False

@@ -32,7 +32,7 @@ from policy_envoy.events import (
 )
 from policy_envoy.explanation import explain
 from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
-from policy_envoy.names import CONTROL_HEADERS, ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER
+from policy_envoy.names import ATTEMPT_COUNT_HEADER, CONTROL_HEADERS, ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER
 from policy_envoy.options import DoorOptions
 from policy_envoy.phases import Next, Table
 from policy_service.generated.policy.v1 import policy_pb2
@@ -159,8 +159,12 @@ def _answer(state: Listener, reply: Action) -> Next:
 
 def _answered(state: Listener, event: ResponseHeaders) -> Next:
     """The head of the last answer: no further attempt follows."""
-    passed = Pass("response_headers")
-    return Next(state._replace(phase=Phase.OVER), (passed, Settle(state.flight, event.details), Leave(state.flight)))
+    count = event.headers.get(ATTEMPT_COUNT_HEADER, "")
+    settled = Settle(state.flight, event.details, attempts=int(count) if count.isdigit() else 0)
+    return Next(state._replace(phase=Phase.OVER), (_PASSED, settled, Leave(state.flight)))
+
+
+_PASSED = Pass("response_headers", remove_headers=(ATTEMPT_COUNT_HEADER,))
 
 
 def _left(state: Listener, event: Closed) -> Next:
@@ -175,7 +179,7 @@ def _nothing(state: Listener, event: object) -> Next:
 
 def _pass_head(state: Listener, event: ResponseHeaders) -> Next:
     """Head of an answer that this stage gave itself."""
-    return Next(state, (Pass("response_headers"),))
+    return Next(state, (_PASSED,))
 
 
 _VERDICTS = {"dispatch": _dispatch, "wait": _wait, "reject": _reject}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from policy_service.domain.watchdog import WatchdogSettings
+
+
+def _off(connection: str) -> WatchdogSettings:
+    return WatchdogSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +30,5 @@ class DoorOptions:
     """Answer with `x-policy-decision` also unasked."""
     holds_streams: bool = True
     """Hold the head of a streamed answer back until its first output, so that an early error can still fail over."""
-    watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
-    """Throughput watchdog of streamed answers."""
+    watchdog: Callable[[str], WatchdogSettings] = _off
+    """Settings of the throughput watchdog for a connection."""

@@ -126,8 +126,8 @@ class Performer:
             self._renewer = asyncio.get_running_loop().create_task(self._renew())
 
     async def _begin(self, write: Write | None, action: actions.Begin) -> None:
-        if action.flight.unanswered:
-            found = registry.settle(action.flight, self.now_ms(), "", is_client_gone=False, is_over=False)
+        found = registry.begin(action.flight, action.attempt, self.now_ms())
+        if found:
             self.spawn(tuple(map(actions.Report, found)))
 
     async def _unanswered(self, write: Write | None, action: actions.Unanswered) -> None:
@@ -135,8 +135,13 @@ class Performer:
         await self._all(tuple(map(actions.Report, found)))
 
     async def _settle(self, write: Write | None, action: actions.Settle) -> None:
-        flight = action.flight
-        found = registry.settle(flight, self.now_ms(), action.details, is_client_gone=action.is_client_gone)
+        found = registry.settle(
+            action.flight,
+            self.now_ms(),
+            action.details,
+            is_client_gone=action.is_client_gone,
+            attempts=action.attempts,
+        )
         await self._all(tuple(map(actions.Report, found)))
 
     async def _leave(self, write: Write | None, action: actions.Leave) -> None:

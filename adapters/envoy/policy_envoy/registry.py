@@ -69,15 +69,42 @@ def unanswered(flight: Flight, step: Step, started_ms: float, now_ms: float) -> 
     return []
 
 
+def begin(flight: Flight, attempt: int, now_ms: float) -> list[policy_pb2.ReportOutcomeRequest]:
+    """An attempt starts: reports of those before it that have failed on the way.
+
+    An upstream that refuses a connection can end an attempt before the door has heard of it at all.
+    """
+    _note_unseen(flight, attempt - 1, now_ms)
+    flight.begun = max(flight.begun, attempt)
+    if not flight.unanswered:
+        return []
+    return settle(flight, now_ms, "", is_client_gone=False, is_over=False)
+
+
+def _note_unseen(flight: Flight, attempts: int, now_ms: float) -> None:
+    """Attempts that Envoy has made and the door has not seen."""
+    for step in flight.steps[flight.begun : attempts]:
+        flight.unanswered.append((step, now_ms))
+    flight.begun = max(flight.begun, attempts)
+
+
 def settle(
-    flight: Flight, now_ms: float, details: str, *, is_client_gone: bool, is_over: bool = True
+    flight: Flight,
+    now_ms: float,
+    details: str,
+    *,
+    is_client_gone: bool,
+    is_over: bool = True,
+    attempts: int = 0,
 ) -> list[policy_pb2.ReportOutcomeRequest]:
     """Reports of the attempts that had no answer, now that it is known why.
 
     Args:
         details: Envoy's response code details of the last one.
         is_over: no further attempt follows.
+        attempts: attempts that Envoy has made; 0: unknown.
     """
+    _note_unseen(flight, attempts, now_ms)
     flight.is_client_gone, flight.is_over = is_client_gone, is_over
     waiting, flight.unanswered = flight.unanswered, []
     return list(_reports(flight, waiting, now_ms, details))

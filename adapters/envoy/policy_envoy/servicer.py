@@ -88,8 +88,9 @@ class Door:
     def _process_of(self, admit: Admit | None) -> Callable[[Any, Any], Awaitable[None]]:
         async def process(requests: Any, context: Any) -> None:
             metadata = context.invocation_metadata() or ()
-            leave = None if admit is None else admit(metadata)
+            leave = None
             try:
+                leave = None if admit is None else admit(metadata)
                 await self._serve(context, {key: value for key, value in metadata if isinstance(value, str)})
             except PolicyCallError as error:  # the service is away: Envoy's fail mode decides
                 await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)

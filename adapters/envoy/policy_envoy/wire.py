@@ -74,8 +74,8 @@ def write_reply(reply: Pass | Local) -> bytes:
 
 def _passed(reply: Pass) -> bytes:
     kind, set_headers, remove_headers, modes, chain, clears_route, body, chunk, is_end = reply
-    if not (set_headers or remove_headers or chain or clears_route) and body is None and chunk is None:
-        return _unchanged(kind, modes)
+    if not (set_headers or chain or clears_route) and body is None and chunk is None:
+        return _unchanged(kind, modes, remove_headers)
     message = ext_proc.ProcessingResponse()
     common = getattr(message, kind).response
     common.SetInParent()
@@ -96,9 +96,11 @@ def _passed(reply: Pass) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _unchanged(kind: str, modes: tuple[Mode, ...]) -> bytes:
+def _unchanged(kind: str, modes: tuple[Mode, ...], remove_headers: tuple[str, ...]) -> bytes:
     message = ext_proc.ProcessingResponse()
     getattr(message, kind).SetInParent()
+    if remove_headers:
+        getattr(message, kind).response.header_mutation.remove_headers.extend(remove_headers)
     if modes:
         message.mode_override.CopyFrom(_mode(modes))
     data: bytes = message.SerializeToString()

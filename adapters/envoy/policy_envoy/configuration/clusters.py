@@ -1,0 +1,148 @@
+"""Clusters of the generated configuration: the connections, and the door itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from policy_envoy.configuration.choices import Choices, CredentialSource, Layout
+from policy_envoy.configuration.filters import POLICY_CLUSTER, Data, typed, upstream_filters
+from policy_envoy.configuration.upstreams import Upstream, UpstreamError
+from policy_envoy.names import ENDPOINT_HEADER, LB_NAMESPACE
+
+SHARED_CLUSTER = "connections"
+NO_CLUSTER = "no_connection"
+"""Without endpoints: stands where no connection may serve while the door is away."""
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_MANY = 100_000
+_CONNECT_TIMEOUT = "5s"
+
+
+def clusters(choices: Choices, upstreams: Mapping[str, Upstream]) -> list[Data]:
+    """Every cluster.
+
+    Raises:
+        UpstreamError: a shared cluster cannot hold these upstreams.
+    """
+    return [*_LAYOUTS[choices.layout](choices, upstreams.values()), _empty(), _policy(choices)]
+
+
+def _separate(choices: Choices, upstreams: Iterable[Upstream]) -> list[Data]:
+    return [_cluster(choices, upstream) for upstream in upstreams]
+
+
+def _cluster(choices: Choices, upstream: Upstream) -> Data:
+    kind = "STATIC" if upstream.is_numeric else "LOGICAL_DNS"
+    http = _http_options(upstream.tls, upstream_filters(choices, upstream))
+    cluster = _base(choices, upstream.connection, kind, [_endpoint(upstream)], http)
+    return {**cluster, **({"transport_socket": _tls(choices, upstream)} if upstream.tls else {})}
+
+
+def _shared(choices: Choices, upstreams: Iterable[Upstream]) -> list[Data]:
+    found = list(upstreams)
+    named = [f"connections[{each.connection}]: {each.host} is no IP address" for each in found if not each.is_numeric]
+    pathed = [f"connections[{each.connection}]: a base path" for each in found if each.base_path]
+    given = ["credentials by connection"] if choices.credentials != CredentialSource.NONE else []
+    if problems := [*named, *pathed, *given]:
+        raise UpstreamError(f"{problem}; only the separate layout can do that" for problem in problems)
+    http = _http_options(False, upstream_filters(choices, None))
+    cluster = _base(choices, SHARED_CLUSTER, "STATIC", [_endpoint(each) for each in found], http)
+    matches = [_socket_match(choices, each) for each in found if each.tls]
+    return [{**cluster, **_override_host(), **({"transport_socket_matches": matches} if matches else {})}]
+
+
+def _override_host() -> Data:
+    sources = [{"header": ENDPOINT_HEADER}, {"metadata": {"key": LB_NAMESPACE, "path": [{"key": ENDPOINT_HEADER}]}}]
+    round_robin = typed(
+        "envoy.load_balancing_policies.round_robin", "load_balancing_policies.round_robin.v3.RoundRobin"
+    )
+    policy = typed(
+        "envoy.load_balancing_policies.override_host",
+        "load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=sources,
+        fallback_policy={"policies": [{"typed_extension_config": round_robin}]},
+    )
+    return {"load_balancing_policy": {"policies": [{"typed_extension_config": policy}]}}
+
+
+def _base(choices: Choices, name: str, kind: str, endpoints: list[Data], http: Data) -> Data:
+    return {
+        "name": name,
+        "type": kind,
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "per_connection_buffer_limit_bytes": choices.body_limit_bytes,
+        "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _MANY)]},
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "typed_extension_protocol_options": {_HTTP: http},
+    }
+
+
+_LIMITS = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+"""Raised: Envoy's default of three retries at a time would end a failover under load; the service has its own caps."""
+
+
+def _endpoint(upstream: Upstream) -> Data:
+    address = {"socket_address": {"address": upstream.host, "port_value": upstream.port}}
+    known = {
+        "policy": {"connection": upstream.connection},
+        "envoy.transport_socket_match": {"connection": upstream.connection},
+    }
+    return {"endpoint": {"hostname": upstream.host, "address": address}, "metadata": {"filter_metadata": known}}
+
+
+def _tls(choices: Choices, upstream: Upstream) -> Data:
+    """TLS with the host's own name in SNI and in the certificate."""
+    matcher = {"san_type": "IP_ADDRESS" if upstream.is_numeric else "DNS", "matcher": {"exact": upstream.host}}
+    trusted = {"trusted_ca": {"filename": choices.ca_file}, "match_typed_subject_alt_names": [matcher]}
+    return typed(
+        "envoy.transport_sockets.tls",
+        "transport_sockets.tls.v3.UpstreamTlsContext",
+        **({} if upstream.is_numeric else {"sni": upstream.host}),
+        common_tls_context={"validation_context": trusted, "alpn_protocols": ["h2", "http/1.1"]},
+    )
+
+
+def _socket_match(choices: Choices, upstream: Upstream) -> Data:
+    name = {"connection": upstream.connection}
+    return {"name": upstream.connection, "match": name, "transport_socket": _tls(choices, upstream)}
+
+
+def _http_options(is_tls: bool, filters: list[Data]) -> Data:
+    """HTTP/2 where the upstream offers it by ALPN."""
+    protocol: Data = {"auto_config": {}} if is_tls else {"explicit_http_config": {"http_protocol_options": {}}}
+    return {"@type": f"type.googleapis.com/{_HTTP}", **protocol, "http_filters": filters}
+
+
+def _empty() -> Data:
+    return {"name": NO_CLUSTER, "type": "STATIC", "load_assignment": {"cluster_name": NO_CLUSTER, "endpoints": []}}
+
+
+def _policy(choices: Choices) -> Data:
+    http = {"@type": f"type.googleapis.com/{_HTTP}", "explicit_http_config": {"http2_protocol_options": _KEEPALIVE}}
+    endpoints = [{"endpoint": {"address": address_of(choices.policy)}}]
+    kind = "STATIC" if choices.policy.startswith("unix:") else "STRICT_DNS"
+    return {
+        "name": POLICY_CLUSTER,
+        "type": kind,
+        "connect_timeout": "0.5s",
+        "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _MANY)]},
+        "load_assignment": {"cluster_name": POLICY_CLUSTER, "endpoints": [{"lb_endpoints": endpoints}]},
+        "typed_extension_protocol_options": {_HTTP: http},
+    }
+
+
+_KEEPALIVE: Data = {"connection_keepalive": {"interval": "30s", "timeout": "5s"}}
+
+
+def address_of(text: str) -> Data:
+    """An address of Envoy: host:port, [v6]:port or unix:/path."""
+    if text.startswith("unix:"):
+        return {"pipe": {"path": text.removeprefix("unix:")}}
+    host, _, port = text.rpartition(":")
+    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+
+
+_LAYOUTS: Mapping[Layout, Callable[[Choices, Iterable[Upstream]], list[Any]]] = {
+    Layout.SEPARATE: _separate,
+    Layout.SHARED: _shared,
+}
