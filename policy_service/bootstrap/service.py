@@ -113,6 +113,8 @@ class Service:
         self.server: PolicyServer
         self._spool: SqliteSpool
         self._watch: CatalogueWatch | None = None
+        self._door: Any = None
+        """The ext_proc service; only where it is served."""
 
     async def start(self) -> None:
         """Start everything; on an error whatever was started is stopped again."""
@@ -146,6 +148,8 @@ class Service:
     async def _shut_down(self) -> None:
         """Drain first: calls in flight still need the replica."""
         await self.server.drain()
+        if self._door is not None:
+            await self._door.close()
         await self.replica.stop()
 
     # -- store ---------------------------------------------------------------------------------------
@@ -307,7 +311,16 @@ class Service:
         admin = AdminServicer({**admin_operations(cases, reading), **more_admin})
         streams = StreamMethods(self.replica.watch, reading).streams()
         policy = PolicyServicer(selects, reports, reading, further, streams)
-        return PolicyServer(self._options(), gate, (policy, admin))
+        return PolicyServer(self._options(), gate, (policy, admin, *self._envoy_door(policy, further)))
+
+    def _envoy_door(self, policy: PolicyServicer, further: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The ext_proc service, where it is wanted."""
+        if not self.config.envoy.enabled:
+            return ()
+        from policy_service.bootstrap.envoy_door import door_servicer
+
+        self._door = door_servicer(policy, further, self.config.envoy, lambda: self.replica.view.policy)
+        return (self._door,)
 
     def _use_cases(self) -> tuple[Any, Any]:
         replica = self.replica

@@ -122,6 +122,43 @@ def classify(
 
 @app.command()
 @process_options
+def envoy(
+    flags: ProcessFlags,
+    policy: Annotated[str, typer.Option(help="host:port or unix:/path of the policy service.")] = "127.0.0.1:50051",
+    door: Annotated[str, typer.Option(help="host:port or unix:/path to serve Envoy on.")] = "127.0.0.1:50061",
+    policy_ca: Annotated[Path | None, typer.Option(help="Authority of the service's certificate (PEM).")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the bearer key for the service.")] = None,
+) -> int:
+    """Serve Envoy's external processing as a process of its own (`serve --envoy` needs none)."""
+    loaded = flags.load()
+    from policy_service.cli.envoy import Place, run
+
+    return run(loaded, Place(policy, door, policy_ca, key_file))
+
+
+@app.command("envoy-config")
+def envoy_config(
+    catalogue: Annotated[Path, typer.Option(help="Catalogue file with connections and routes.")],
+    out: Annotated[Path, typer.Option(help="File to write; - for standard output.")] = Path("-"),
+    listen: Annotated[str, typer.Option(help="host:port that clients call.")] = "127.0.0.1:10000",
+    admin: Annotated[str, typer.Option(help="host:port of Envoy's own pages; empty: none.")] = "127.0.0.1:9901",
+    policy: Annotated[str, typer.Option(help="host:port or unix:/path of `serve --envoy`.")] = "127.0.0.1:50051",
+    policy_key: Annotated[str, typer.Option(help="Variable of Envoy with the bearer key for the service.")] = "",
+    fail_mode: Annotated[str, typer.Option(help="While the service is away: open or closed.")] = "closed",
+    layout: Annotated[str, typer.Option(help="separate: a cluster a connection; shared: override_host.")] = "separate",
+    credentials: Annotated[str, typer.Option(help="none, environment, or files:<directory>.")] = "none",
+    max_wait_ms: Annotated[int, typer.Option(min=0, max=300_000, help="envoy.max_wait_ms of the service.")] = 0,
+    ca_file: Annotated[Path | None, typer.Option(help="Authorities of upstream certificates (PEM).")] = None,
+) -> None:
+    """Write a whole Envoy bootstrap from a catalogue: clusters, TLS, both filters, retries, fail mode."""
+    from policy_service.cli.envoy_config import Wishes, run
+
+    wishes = Wishes(listen, admin, policy, policy_key, fail_mode, layout, credentials, max_wait_ms, ca_file)
+    raise typer.Exit(run(catalogue, out, wishes))
+
+
+@app.command()
+@process_options
 def migrate(
     flags: ProcessFlags,
     check: Annotated[bool, typer.Option("--check", help="Only compare; change nothing.")] = False,

@@ -11,7 +11,7 @@ from policy_service.domain.catalogue import Caller, Connection, OperatorRule, Ro
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.setting_specs import ACCOUNT_STRATEGIES
 from policy_service.domain.strategies import DEFAULT_STRATEGY, ROUTE_STRATEGIES
-from policy_service.settings.provider_data import ProviderEntry
+from policy_service.settings.provider_data import BaseUrl, ProviderEntry
 from policy_service.settings.server import split_address
 from policy_service.settings.values import bad_zone
 
@@ -82,7 +82,10 @@ class ConnectionEntry(Strict):
     max_concurrent: float | None = Field(
         default=None, description="Requests at a time over the fleet; unset, 0 or less: no limit; fractions are cut."
     )
-    address: Annotated[str, AfterValidator(_dial)] = Field(default="", description="host:port that Envoy dials.")
+    address: Annotated[str, AfterValidator(_dial)] = Field(
+        default="", description="host:port that Envoy dials; TLS on port 443 only."
+    )
+    base_url: BaseUrl = Field(default="", description="URL that Envoy dials instead of `address` and the provider's.")
     tags: list[Id] = Field(default=[], description="Words for filters.")
     label: str = Field(default="", max_length=256, description="Name that the owner of a lease on it may see.")
     account_names: list[str] = Field(

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 
 class Flag(NamedTuple):
-    """A flag for one field of `ServerConfig`. `is_list`: may be given several times."""
+    """A flag for one field of `ServerConfig`. `is_list`: may be given several times; `is_switch`: takes no value."""
 
     text: str
     help: str
     is_list: bool = False
+    is_switch: bool = False
 
 
 FLAGS: dict[str, Flag] = {
@@ -24,6 +25,7 @@ FLAGS: dict[str, Flag] = {
     "tls.cert_file": Flag("--tls-cert", "Certificate chain (PEM)."),
     "tls.key_file": Flag("--tls-key", "Private key (PEM)."),
     "tls.client_ca_file": Flag("--tls-client-ca", "Authorities of required client certificates (PEM)."),
+    "envoy.enabled": Flag("--envoy", "Serve Envoy's external processing on the same addresses.", is_switch=True),
     "log.level": Flag("--log-level", "debug, info, warning or error."),
     "log.format": Flag("--log-format", "auto, text or json."),
 }

@@ -229,6 +229,30 @@ class TelemetryConfig(Section):
     max_span_events: int = number(64, 0, 1_000, "Exclusions and facts written as events of one span.")
 
 
+class EnvoyConfig(Section):
+    """The ext_proc service for Envoy, on the same addresses (docs/doors/envoy.md)."""
+
+    enabled: bool = Field(default=False, description="Serve envoy.service.ext_proc.v3 too; needs the extra `envoy`.")
+    reads_body: bool = Field(
+        default=False, description="Read the body's model where neither path nor header names a route."
+    )
+    writes_model: bool = Field(default=False, description="Put the model of the served target into the request body.")
+    default_route: str = Field(
+        default="", max_length=256, description="Route of requests that name none; empty: they are answered 404."
+    )
+    caller_header: str = Field(
+        default="",
+        pattern=r"^[a-z0-9-]*$",
+        max_length=64,
+        description="Header with the caller's id, set by an earlier filter; empty: the caller is known by its key.",
+    )
+    max_wait_ms: int = _ms(0, 0, 300_000, "Longest wait in line or for a cooldown before an answer.")
+    explains_always: bool = Field(default=False, description="Answer with x-policy-decision also unasked.")
+    holds_streams: bool = Field(
+        default=True, description="Hold the head of a streamed answer until its first output, so that it can fail over."
+    )
+
+
 class ServerConfig(Section):
     """Everything one process needs to start."""
 
@@ -257,6 +281,7 @@ class ServerConfig(Section):
     deadlines: DeadlinesConfig = Field(default_factory=DeadlinesConfig)
     log: LogConfig = Field(default_factory=LogConfig)
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
+    envoy: EnvoyConfig = Field(default_factory=EnvoyConfig)
 
     @property
     def data_path(self) -> Path:

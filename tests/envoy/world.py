@@ -47,6 +47,16 @@ class Gateway:
         body = fields.pop("json", {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]})
         return self.client.post(self.url + path, json=body, headers=headers, **fields)
 
+    async def permits(self) -> int:
+        """Slots held in the whole fleet."""
+        return sum(status.load.held for status in await self.service.replica.permits.list_gates())
+
+    async def free_of_permits(self, timeout_s: float = 3.0) -> None:
+        """Return once every slot is back."""
+        async with asyncio.timeout(timeout_s):
+            while await self.permits():
+                await asyncio.sleep(0.02)
+
     async def heard(self, count: int, timeout_s: float = 5.0) -> list[tuple[str, object, int]]:
         """(connection, status or kind, attempt) of the reports, once there are `count`."""
         async with asyncio.timeout(timeout_s):

@@ -160,6 +160,21 @@ class Gate:
             self._overrun.add(task)
             task.cancel()
 
+    def admit(self, metadata: Metadata, scope: Scope) -> Callable[[], None]:
+        """Let a stream of another contract in by the same rules; it ends by what is returned, and a drain waits for it.
+
+        Raises:
+            PolicyError: draining, overloaded, or no key.
+        """
+        self._enter(None)
+        try:
+            if self.keys.guards(scope):
+                self.keys.authorise(metadata, scope)
+        except PolicyError:
+            self._leave(None)
+            raise
+        return lambda: self._leave(None)
+
     async def until_idle(self) -> None:
         """Return once no call is in flight."""
         await self._idle.wait()
