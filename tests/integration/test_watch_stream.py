@@ -348,6 +348,18 @@ async def _is_idle(one: Replica) -> bool:
     return one.service.server.gate.in_flight == 0 and one.service.replica.watch.watched == 0
 
 
+async def test_the_token_of_a_refusal_can_not_be_watched(tmp_path: Path, embedded_url: str) -> None:
+    async with watched(tmp_path, embedded_url) as one:
+        await one.policy.ReportOutcome(outcome("two", 429, headers=[{"name": "Retry-After", "value": "60"}]))
+        refused = await one.policy.SelectTarget(selection("two"))
+        call = one.policy.WatchStream()
+        await call.write(opening(1, refused.decision_token))
+        error = await failed(call)
+
+        assert refused.HasField("reject")
+        assert list(details(error)[1]) == ["open.decision_token"]
+
+
 async def test_as_many_events_as_allowed_are_taken(tmp_path: Path, embedded_url: str) -> None:
     async with watched(tmp_path, embedded_url) as one:
         call = await opened(one, 1, await token_of(one))

@@ -113,13 +113,16 @@ class StreamMethods:
         problems.between("open.attempt", message.attempt, 0, MAX_ATTEMPT)
         problems.settle()
         token = self._reading.seal.open(message.decision_token, self._reading.clock.now())
+        if not token.targets:
+            problems.add("open.decision_token", "of a decision that dispatched nothing", "the token of a Dispatch")
+            problems.settle()
         return StreamOpening(token, message.attempt, _served(token, message))
 
 
 def _served(token: DecisionToken, message: stream_pb2.StreamOpen) -> Target | None:
     """The target that is called; None where the gateway does not say and it need not be the first."""
     if not message.target_key:
-        return token.targets[0].target if token.targets and message.attempt == 0 else None
+        return token.targets[0].target if message.attempt == 0 else None
     for named in token.targets:
         if named.key == message.target_key:
             return named.target
