@@ -101,7 +101,6 @@ def _create_breaker() -> None:
         sa.Column("ramp_asked", sa.BigInteger(), nullable=False),
         sa.Column("ramp_admitted", sa.BigInteger(), nullable=False),
         sa.Column("fact_id", sa.Text(), nullable=False),
-        sa.Column("failure_heard_at", sa.BigInteger(), nullable=True),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),
@@ -175,7 +174,6 @@ def _create_connection() -> None:
         sa.Column("early_probe", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("last_event_at", sa.BigInteger(), nullable=True),
         sa.Column("fact_id", sa.Text(), nullable=False),
-        sa.Column("failure_heard_at", sa.BigInteger(), nullable=True),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),
@@ -364,7 +362,6 @@ def _create_model_lock() -> None:
         sa.Column("last_event_at", sa.BigInteger(), nullable=True),
         sa.Column("fact_id", sa.Text(), nullable=False),
         sa.Column("written_as", sa.Text(), nullable=False),
-        sa.Column("failure_heard_at", sa.BigInteger(), nullable=True),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("written_at", sa.BigInteger(), nullable=False),
@@ -439,9 +436,6 @@ def _create_replica() -> None:
         sa.Column("incarnation", sa.Text(), nullable=False),
         sa.Column("last_number", sa.BigInteger(), nullable=False),
         sa.Column("seen_at", sa.BigInteger(), nullable=False),
-        sa.Column("name", sa.Text(), server_default=sa.text("''"), nullable=False),
-        sa.Column("release", sa.Text(), server_default=sa.text("''"), nullable=False),
-        sa.Column("alive_until", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.PrimaryKeyConstraint("incarnation", name=op.f("replica_pk")),
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -55,10 +56,22 @@ async def test_a_newer_database_is_refused_by_check_and_left_alone_by_upgrade(em
 
 
 async def test_an_older_database_is_refused_with_a_remedy(embedded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "expected", lambda: "0002")
+    found = schema.expected()
+    monkeypatch.setattr(schema, "expected", lambda: "9999")
     with pytest.raises(SchemaMismatchError) as caught:
         await schema.check(embedded_url)
-    assert (caught.value.found, caught.value.remedy) == ("0001", schema.REMEDY_OLDER)
+    assert (caught.value.found, caught.value.remedy) == (found, schema.REMEDY_OLDER)
+
+
+async def test_a_database_of_the_first_schema_is_brought_up_with_its_rows(empty_url: str) -> None:
+    """Rows written before a column existed read as if nothing had been said in it."""
+    await _run(empty_url, "upgrade", "0001")
+    async with driver(empty_url) as old:
+        await old.execute("INSERT INTO replica (incarnation, last_number, seen_at) VALUES ('before', 7, 1)")
+    await schema.upgrade(empty_url)
+    async with driver(empty_url) as new:
+        row = await new.fetchrow("SELECT last_number, name, alive_until FROM replica WHERE incarnation = 'before'")
+        assert tuple(row) == (7, "", 0)
 
 
 async def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_url: str) -> None:
@@ -70,18 +83,23 @@ async def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_url: s
 
 
 async def test_the_schema_can_be_taken_down_again(embedded_url: str) -> None:
-    from alembic import command
+    await _run(embedded_url, "downgrade", "base")
+    async with driver(embedded_url) as empty:
+        left = await empty.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        assert [row["tablename"] for row in left] == ["alembic_version"]
 
-    def downgrade(connection: Connection) -> None:
+
+async def _run(url: str, direction: str, revision: str) -> None:
+    """Alembic's own command on one connection."""
+
+    def migrate(connection: Connection) -> None:
         made = schema.config()
         made.attributes["connection"] = connection
-        command.downgrade(made, "base")
+        getattr(command, direction)(made, revision)
 
-    engine = create_async_engine(embedded_url, poolclass=NullPool)
+    engine = create_async_engine(url, poolclass=NullPool)
     async with engine.begin() as connection:
-        await connection.run_sync(downgrade)
-        left = await connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
-        assert left.scalars().all() == ["alembic_version"]
+        await connection.run_sync(migrate)
     await engine.dispose()
 
 
