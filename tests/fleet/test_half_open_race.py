@@ -44,7 +44,8 @@ REPLICAS = 3
 PROVIDERS = form(60, 200)
 EDGES = form(300, 10_000)
 LIMIT_S = form(45, 600)
-RESET_MS = 1_000
+RESET_MS = form(1_000, 5_000)
+"""200 breakers that reopen every second are more than two cores can commit: that would measure the queue."""
 CONVERGED_MS = 250
 NUMBERS = {"failure_threshold": 1, "reset_timeout_ms": RESET_MS, "max_backoff_multiplier": 1}
 CATALOGUE = settings_of_every_class(NUMBERS, {"base_cooldown_ms": 0})
@@ -96,7 +97,14 @@ class Race:
                 await self.called(provider, connection, answer)
                 if not answer.dispatch.permits:
                     self.free.append(FreeCall(provider, replica.name, sent, received, answer.view_age_ms))
-            await asyncio.sleep(self.random.uniform(0.0, 0.25))
+            await asyncio.sleep(self.pause_s(answer))
+
+    def pause_s(self, answer: policy_pb2.SelectTargetResponse) -> float:
+        """Three refused callers in four come back at the instant they were told, so that they meet at the edge."""
+        waits = [refused.remaining_ms for refused in answer.exclusions if refused.remaining_ms]
+        if waits and self.random.random() < 0.75:
+            return min(waits) / 1000
+        return self.random.uniform(0.0, RESET_MS / 4000)
 
     async def called(self, provider: str, connection: str, answer: policy_pb2.SelectTargetResponse) -> None:
         """Lose one probe outcome in ten; most others say down, some say alive; calls without a permit fail."""
