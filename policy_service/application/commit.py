@@ -11,13 +11,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, cast
+from dataclasses import replace
+from typing import Generic, cast
 
+from policy_service.application.commit_parts import CommitCounters, CommitLimits, Folding, Item, R, Reported
 from policy_service.application.events import OutcomeEvent, fold_order
 from policy_service.application.ports import (
     Committed,
-    Scope,
     Spool,
     SpoolFullError,
     Store,
@@ -25,89 +25,20 @@ from policy_service.application.ports import (
     Unit,
     UnitResult,
 )
+from policy_service.application.spooling import Spooling, heard
 from policy_service.application.view import View
 from policy_service.domain.facts import Fact
-from policy_service.domain.ids import DurationMs, Instant
+from policy_service.domain.ids import Instant
 from policy_service.domain.policy import Policy
 from policy_service.domain.state import StateBook
+
+__all__ = ["CommitLimits", "Folding", "GroupedCommit", "Reported"]
 
 log = logging.getLogger(__name__)
 
 BATCH_LIMIT = 64
 """Reports folded in one transaction. Folding runs on the event loop: a larger batch would hold up selections."""
 REMEMBERED = 4_096
-
-
-class Result(Protocol):
-    """What folding one event gives; the answer to its reporter is made of it."""
-
-    @property
-    def facts(self) -> Sequence[Fact]: ...
-
-
-R = TypeVar("R", bound=Result)
-
-
-@dataclass(frozen=True, slots=True)
-class Folding(Generic[R]):
-    """The pure functions that the commit runs.
-
-    `scope` says what an event locks and reads; `encode` and `decode` are the compact stored answer.
-    """
-
-    scope: Callable[[Sequence[OutcomeEvent], Policy], Scope]
-    fold: Callable[[StateBook, OutcomeEvent, Policy, Instant, int | None], R]
-    encode: Callable[[R], bytes]
-    decode: Callable[[bytes], R]
-
-
-@dataclass(frozen=True, slots=True)
-class Reported(Generic[R]):
-    """Answer to one report. `durable`: it survives the loss of this replica."""
-
-    result: R
-    durable: bool
-    duplicate: bool = False
-
-
-@dataclass(slots=True)
-class _Item(Generic[R]):
-    number: int
-    event: OutcomeEvent
-    provisional: R
-    """Result of folding the event on the view; the answer while the commit is not known."""
-    done: asyncio.Future[Reported[R]]
-    size: int
-    spooled: bool = False
-
-
-@dataclass(slots=True)
-class CommitCounters:
-    """What this replica's commit did so far."""
-
-    batches: int = 0
-    committed: int = 0
-    duplicates: int = 0
-    spooled: int = 0
-    refused: int = 0
-    failed_folds: int = 0
-    store_failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CommitLimits:
-    """Budgets and bounds of the commit."""
-
-    report_ms: DurationMs = 200
-    commit_ms: DurationMs = 2_000
-    interval_ms: DurationMs = 20
-    """Between the starts of two batches, at least."""
-    away_after: int = 3
-    """Failures of the store in a row after which it counts as away."""
-    retry_ms: DurationMs = 500
-    """How often an absent store is tried again."""
-    max_pending: int = 20_000
-    max_pending_bytes: int = 64 * 1024 * 1024
 
 
 class GroupedCommit(Generic[R]):
@@ -136,22 +67,24 @@ class GroupedCommit(Generic[R]):
         self._store = store
         self._view = view
         self._spool = spool
+        self._spooling = Spooling(spool, encode_event)
         self._folding = folding
         self.incarnation = incarnation
-        self._encode_event = encode_event
         self._decode_event = decode_event
         self._limits = limits or CommitLimits()
-        self._queue: deque[_Item[R]] = deque()
+        self._queue: deque[Item[R]] = deque()
         self._queued_bytes = 0
         self._number = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._recent: dict[str, _Item[R] | asyncio.Future[Reported[R]]] = {}
+        self._recent: dict[str, Item[R] | asyncio.Future[Reported[R]]] = {}
         """What is known by event id: queued events, and only the answers of committed ones, whose bodies would fill
         hundreds of megabytes."""
         self._failures_in_row = 0
-        self._to_unspool: set[str] = set()
-        """Committed events that the spool may still hold; removing them is tried again with the next ones."""
+        self._in_flight_up_to = 0
+        """Number of the newest event that a batch under way holds; 0 between batches."""
+        self._batch = asyncio.Lock()
+        """Held by the batch under way."""
         self.counters = CommitCounters()
 
     # -- life ----------------------------------------------------------------------------------------
@@ -177,7 +110,13 @@ class GroupedCommit(Generic[R]):
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._spool_items([item for item in self._queue if not item.spooled])
+        left = [item for item in self._queue if not item.spooled]
+        try:
+            await self._write_to_spool(left)
+        except SpoolFullError as error:
+            log.exception("%d reports that nobody was told of end with this process", len(left))
+            for item in left:
+                self._refuse(item, error)
 
     @property
     def is_store_away(self) -> bool:
@@ -218,28 +157,76 @@ class GroupedCommit(Generic[R]):
             self._check_bounds()
             self._enqueue(event)
 
-    async def _await(self, item: _Item[R], *, duplicate: bool) -> Reported[R]:
-        budget = 0.0 if self.is_store_away else self._limits.report_ms / 1000
+    async def _await(self, item: Item[R], *, duplicate: bool) -> Reported[R]:
+        # The only event of the queue is what tries an absent store again: it waits for that.
+        budget = 0.0 if self.is_store_away and len(self._queue) > 1 else self._limits.report_ms / 1000
         if not item.done.done() and budget:
             await asyncio.wait([item.done], timeout=budget)
         if not item.done.done():
-            await self._spool_items([item])
+            await self._secure(item)
         if not item.done.done():
             return Reported(item.provisional, durable=False, duplicate=duplicate)
         reported = item.done.result()
         return Reported(reported.result, reported.durable, duplicate or reported.duplicate)
+
+    # -- the spool -----------------------------------------------------------------------------------
+    async def _secure(self, item: Item[R]) -> None:
+        """Have an event on the disk before anybody is told that it was taken; all who wait for it wait for that."""
+        if item.securing is None:
+            item.securing = asyncio.ensure_future(self._spool_or_withdraw(item))
+            item.securing.add_done_callback(heard)
+        await asyncio.shield(item.securing)
+
+    async def _spool_or_withdraw(self, item: Item[R]) -> None:
+        try:
+            await self._write_to_spool([item])
+        except SpoolFullError as error:
+            await self._withdraw(item, error)
+
+    async def _withdraw(self, item: Item[R], error: SpoolFullError) -> None:
+        """Refused means not recorded: the event leaves the queue and the view. One that a batch under way holds waits
+        for the end of that batch, which may have committed it."""
+        if item.number > self._in_flight_up_to:
+            self._take_back(item, error)
+            return
+        async with self._batch:
+            if not item.done.done():
+                self._take_back(item, error)
+
+    def _take_back(self, item: Item[R], error: SpoolFullError) -> None:
+        self._queue.remove(item)
+        self._queued_bytes -= item.size
+        self._recent.pop(item.event.event_id, None)
+        self._view.remove_pending(item.number)
+        self._refuse(item, error)
+        if not self._queue:
+            self._wake.clear()
+
+    def _refuse(self, item: Item[R], error: SpoolFullError) -> None:
+        self.counters.refused += 1
+        if not item.done.done():
+            item.done.set_exception(error)
+            item.done.exception()  # heard here, because nobody may wait for it
+
+    async def _write_to_spool(self, items: Sequence[Item[R]]) -> None:
+        before = self._spooling.written
+        await self._spooling.write(items)
+        self.counters.spooled += self._spooling.written - before
 
     def _check_bounds(self) -> None:
         limits = self._limits
         if len(self._queue) >= limits.max_pending or self._queued_bytes >= limits.max_pending_bytes:
             self.counters.refused += 1
             raise SpoolFullError(f"{len(self._queue)} reports wait for the store ({self._queued_bytes} bytes)")
+        if self.is_store_away and self._queue and self._spooling.is_full:
+            self.counters.refused += 1
+            raise SpoolFullError("the spool is full")
 
-    def _enqueue(self, event: OutcomeEvent, *, spooled: bool = False) -> _Item[R]:
+    def _enqueue(self, event: OutcomeEvent, *, spooled: bool = False) -> Item[R]:
         self._number += 1
         done: asyncio.Future[Reported[R]] = asyncio.get_running_loop().create_future()
         provisional = cast("R", self._view.add_pending(self._number, event))
-        item = _Item(self._number, event, provisional, done, 512 + len(event.outcome.text), spooled)
+        item = Item(self._number, event, provisional, done, 512 + len(event.outcome.text), spooled)
         self._queue.append(item)
         self._queued_bytes += item.size
         self._recent[event.event_id] = item
@@ -247,34 +234,6 @@ class GroupedCommit(Generic[R]):
             self._recent.pop(next(iter(self._recent)))
         self._wake.set()
         return item
-
-    async def _spool_items(self, items: Sequence[_Item[R]]) -> None:
-        fresh = [item for item in items if not item.spooled and not item.done.done()]
-        if not fresh:
-            return
-        for item in fresh:
-            item.spooled = True
-        try:
-            await self._spool.append([(i.event.event_id, self._encode_event(i.event)) for i in fresh])
-        except Exception:
-            for item in fresh:
-                item.spooled = False
-            raise
-        self.counters.spooled += len(fresh)
-        await self._unspool([i.event.event_id for i in fresh if i.done.done()])
-
-    async def _unspool(self, event_ids: Sequence[str]) -> None:
-        """Forget committed events. A spool that fails here costs only that they are read again after a restart."""
-        self._to_unspool.update(event_ids)
-        if not self._to_unspool:
-            return
-        removed = tuple(self._to_unspool)
-        try:
-            await self._spool.remove(removed)
-        except Exception:
-            log.exception("%d committed reports cannot be removed from the spool yet", len(removed))
-        else:
-            self._to_unspool.difference_update(removed)
 
     # -- committing ----------------------------------------------------------------------------------
     async def _loop(self) -> None:
@@ -302,7 +261,17 @@ class GroupedCommit(Generic[R]):
 
     async def _commit_next(self) -> None:
         """Commit the oldest events; they stay queued, in order, until the store says that they are in."""
-        batch = [self._queue[i] for i in range(min(len(self._queue), BATCH_LIMIT))]
+        async with self._batch:
+            batch = [self._queue[i] for i in range(min(len(self._queue), BATCH_LIMIT))]
+            if not batch:
+                return
+            self._in_flight_up_to = batch[-1].number
+            try:
+                await self._commit_batch(batch)
+            finally:
+                self._in_flight_up_to = 0
+
+    async def _commit_batch(self, batch: Sequence[Item[R]]) -> None:
         try:
             committed = await self._run(batch)
         except StoreUnavailableError:
@@ -313,7 +282,7 @@ class GroupedCommit(Generic[R]):
             return
         await self._settle(batch, committed)
 
-    async def _commit_singly(self, batch: Sequence[_Item[R]]) -> None:
+    async def _commit_singly(self, batch: Sequence[Item[R]]) -> None:
         for item in batch:
             try:
                 committed = await self._run([item])
@@ -328,7 +297,7 @@ class GroupedCommit(Generic[R]):
             else:
                 await self._settle([item], committed)
 
-    async def _run(self, batch: Sequence[_Item[R]]) -> Committed[dict[str, Reported[R]]]:
+    async def _run(self, batch: Sequence[Item[R]]) -> Committed[dict[str, Reported[R]]]:
         events = [item.event for item in batch]
         policy = self._view.policy
         unit = Unit(
@@ -362,7 +331,7 @@ class GroupedCommit(Generic[R]):
             answers[event.event_id] = Reported(result, durable=True)
         return UnitResult(answers, facts, fresh)
 
-    async def _settle(self, batch: Sequence[_Item[R]], committed: Committed[dict[str, Reported[R]]]) -> None:
+    async def _settle(self, batch: Sequence[Item[R]], committed: Committed[dict[str, Reported[R]]]) -> None:
         if self.is_store_away:
             log.info("the store is back; %d reports are queued", len(self._queue))
         self._failures_in_row = 0
@@ -375,9 +344,9 @@ class GroupedCommit(Generic[R]):
             self.counters.duplicates += reported.duplicate
             if not item.done.done():
                 item.done.set_result(reported)
-        await self._unspool([item.event.event_id for item in batch if item.spooled])
+        await self._spooling.forget([item.event.event_id for item in batch if item.spooled])
 
-    def _leave_queue(self, batch: Sequence[_Item[R]]) -> None:
+    def _leave_queue(self, batch: Sequence[Item[R]]) -> None:
         for item in batch:
             assert self._queue[0] is item
             self._queue.popleft()

@@ -142,6 +142,30 @@ class View:
         self._notify(set(book.changes))
         return result
 
+    def remove_pending(self, number: int) -> None:
+        """Forget an event that was refused: every key shows what it would without it, as far as pending events are
+        folded again at all (`REFOLD_LIMIT`)."""
+        gone = [each for each in self._pending if each.number == number]
+        self._pending = deque(each for each in self._pending if each.number != number)
+        keys = {key for each in gone for key in each.after}
+        self._touches.subtract(keys)
+        if len(self._pending) <= REFOLD_LIMIT:
+            self._refold()
+        for key in keys:
+            self._uncover(key)
+        self._notify(keys)
+
+    def _uncover(self, key: Key) -> None:
+        """Show the newest projection of a key that is left, else its committed row."""
+        left = (each.after[key] for each in reversed(self._pending) if key in each.after)
+        row = next(left, None)
+        if row is None:
+            self._overlay.pop(key, None)
+            del self._touches[key]
+        else:
+            self._overlay[key] = row
+        self._show(key)
+
     def _unseen_own(self, loaded: Mapping[Key, Versioned]) -> list[Versioned]:
         """Rows that this replica knows in a newer version than a full load shows (an older snapshot)."""
         return [v for key, v in self._committed.items() if key in loaded and v.version > loaded[key].version]
