@@ -67,8 +67,15 @@ class World:
         """The oldest two events are committed; the store's answer reaches the view at once."""
         batch, self.pending = self.pending[:2], self.pending[2:]
         rows = {v.row.key: v for v in (self.write(e.target.connection) for e in batch)}
-        self.committed_up_to += len(batch)
+        self.committed_up_to = batch[-1].at if batch else self.committed_up_to
         self.view.apply_committed(rows.values(), self.committed_up_to)
+
+    def refuse(self, connection: str) -> None:
+        """The newest event of a connection is taken back."""
+        own = [each for each in self.pending if each.target.connection == connection]
+        if own:
+            self.pending.remove(own[-1])
+            self.view.remove_pending(own[-1].at)
 
     def foreign(self, connection: str) -> None:
         self.write(connection)
@@ -92,6 +99,7 @@ STEPS: dict[str, Callable[[World, str], None]] = {
     "commit": World.commit,
     "foreign": World.foreign,
     "poll": World.poll,
+    "refuse": World.refuse,
     "reload": World.reload,
 }
 
@@ -105,7 +113,19 @@ def test_after_a_poll_the_view_is_what_is_committed_with_the_pending_events_on_t
         STEPS[name](world, connection)
     world.poll("")
     assert dict(world.view.rows) == world.expected()
-    assert world.view.pending_count == len(world.pending)
+    assert len(world.view._pending) == len(world.pending)
+
+
+def test_a_refused_event_among_many_uncovers_what_was_beneath_it() -> None:
+    world = World()
+    for _ in range(2 * module.REFOLD_LIMIT):
+        world.report("a")
+    before = dict(world.view.rows)
+    for connection in ("a", "b"):
+        world.report(connection)
+        assert dict(world.view.rows) != before
+        world.refuse(connection)
+        assert dict(world.view.rows) == before
 
 
 def test_a_storm_beyond_the_limit_shows_the_committed_row_and_ends_right() -> None:
