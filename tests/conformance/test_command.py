@@ -16,6 +16,7 @@ from aiohttp import web
 
 from policy_service.cli import conformance, exit_codes
 from policy_service.cli.conformance import gateway_process
+from policy_service.cli.conformance.judge import judge
 from policy_service.cli.conformance.scripted_client import GatewayAccess
 from policy_service.cli.conformance.stage import staged
 from tests.docs_pages import ROOT
@@ -72,6 +73,19 @@ def test_a_gateway_that_ends_at_once_is_told_with_the_end_of_its_log() -> None:
     assert done.returncode == exit_codes.FAILED
     assert "the gateway ended with 3" in done.stderr
     assert "no configuration" in done.stderr
+
+
+def test_a_gateway_that_ends_in_a_case_is_told_with_the_case() -> None:
+    program = (
+        "import os, http.server; s = http.server.HTTPServer(('127.0.0.1', int(os.environ['GATEWAY_LISTEN'][10:])), "
+    )
+    program += (
+        "http.server.BaseHTTPRequestHandler); [s.handle_request() for _ in range(2)]; raise SystemExit('full stop')"
+    )
+    done = kit("--command", f'{sys.executable} -c "{program}"', "--only", "reject")
+    assert done.returncode == exit_codes.FAILED
+    assert "in case reject, the gateway ended with 1" in done.stderr
+    assert "full stop" in done.stderr
 
 
 def test_the_rules_are_listed_with_their_level() -> None:
@@ -156,7 +170,7 @@ async def test_a_gateway_that_answers_nothing_at_all_breaks_rules_and_ends_nothi
     rules, cases = conformance.chosen(options)
     async with staged() as stage:
         access = GatewayAccess(f"127.0.0.1:{runner.addresses[0][1]}")
-        records = await conformance.play_all(stage, cases, access, lambda case: None)
+        records = [await stage.play(case, access) for case in cases]
     await runner.cleanup()
-    results = {result.rule.id: result.status.value for result in conformance.judge(rules, records)}
+    results = {result.rule.id: result.status.value for result in judge(rules, records)}
     assert results == {"return-to-client": "FAIL", "own-credential": "NOT APPLICABLE"}

@@ -11,18 +11,19 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from policy_service.cli import exit_codes
 from policy_service.cli.conformance import gateway_process, table
 from policy_service.cli.conformance.cases import Case, load_cases
-from policy_service.cli.conformance.gateway_process import GatewayNotReadyError
+from policy_service.cli.conformance.gateway_process import GatewayNotReadyError, Running
 from policy_service.cli.conformance.judge import Result, is_judged_in, judge
+from policy_service.cli.conformance.record import Record
 from policy_service.cli.conformance.rules import Rule, features, load_rules
 from policy_service.cli.conformance.scripted_client import GatewayAccess
-from policy_service.cli.conformance.stage import Stage, play_all, staged
+from policy_service.cli.conformance.stage import Stage, staged
 from policy_service.cli.output import note, say
 
 
@@ -111,32 +112,41 @@ async def examine(options: Options, rules: Sequence[Rule], cases: Sequence[Case]
         GatewayNotReadyError: the gateway does not listen.
     """
     with TemporaryDirectory(prefix="policy-conformance-") as name:
-        async with staged(options.base_port) as stage, _gateway(options, stage, Path(name)) as access:
-            records = await play_all(stage, cases, access, _tell)
+        async with staged(options.base_port) as stage, _gateway(options, stage, Path(name)) as gateway:
+            records = await _play(options, stage, cases, gateway)
     return judge(rules, records, options.without)
 
 
-def _tell(case: str) -> None:
-    if sys.stderr.isatty():
-        note(f"case {case}")
+async def _play(options: Options, stage: Stage, cases: Sequence[Case], gateway: Running) -> list[Record]:
+    """Every case; a gateway that ends on the way ends the run."""
+    access = replace(options.access, address=gateway.address)
+    records = []
+    for case in cases:
+        if sys.stderr.isatty():
+            note(f"case {case.name}")
+        records.append(await stage.play(case, access))
+        try:
+            gateway.must_run()
+        except GatewayNotReadyError as error:
+            raise GatewayNotReadyError(f"in case {case.name}, {error}") from None
+    return records
 
 
 @asynccontextmanager
-async def _gateway(options: Options, stage: Stage, place: Path) -> AsyncIterator[GatewayAccess]:
+async def _gateway(options: Options, stage: Stage, place: Path) -> AsyncIterator[Running]:
     """The gateway under test, once it takes connections."""
-    given = options.access
-    address = options.target or f"127.0.0.1:{_free_port()}"
-    access = GatewayAccess(address, given.path, given.model, given.key, given.headers)
-    variables = gateway_process.environment(stage, place, "" if options.target else address, given.key)
+    listen = "" if options.target else f"127.0.0.1:{_free_port()}"
+    variables = gateway_process.environment(stage, place, listen, options.access.key)
     if options.command:
-        async with gateway_process.started(options.command, variables, place, options.wait_s):
-            yield access
+        async with gateway_process.started(options.command, variables, place, options.wait_s) as gateway:
+            yield gateway
         return
     for name, value in variables.items():
         note(f"{name}={value}")
-    note(f"waiting for a gateway at {address}, for {options.wait_s:.0f} s")
-    await gateway_process.listening(address, options.wait_s)
-    yield access
+    note(f"waiting for a gateway at {options.target}, for {options.wait_s:.0f} s")
+    gateway = Running(options.target)
+    await gateway_process.listening(gateway, options.wait_s)
+    yield gateway
 
 
 def _free_port() -> int:

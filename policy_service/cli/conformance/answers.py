@@ -101,6 +101,20 @@ def refusal_past_the_script() -> dict[str, Any]:
     }
 
 
+def refusal_in_place_of(wait: Mapping[str, Any]) -> dict[str, Any]:
+    """What a service answers in place of this Wait to a call with `allow_wait: false`."""
+    return {
+        "reject": {
+            "http_status": 429,
+            "code": "ALL_TARGETS_SKIPPED",
+            "type": "rate_limit_error",
+            "terminal_reason_text": "all_targets_cooling_down",
+            "message": "every target of the pool cools down",
+            "retry_after_ms": -(-int(wait["wait_ms"]) // 1_000) * 1_000,
+        }
+    }
+
+
 def renewed(ids: list[str], until_ms: int) -> permit_pb2.RenewPermitResponse:
     """Every permit lives on."""
     results = [

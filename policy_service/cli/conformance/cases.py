@@ -33,6 +33,7 @@ class Step:
         after_ms: pause before it.
         repeats: also the answer to every further call.
         request: only for calls that are made during the client request of this number; None: for any.
+        calls: only for calls that are made when so many upstream calls were made; None: for any.
     """
 
     answer: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Step:
     after_ms: int = 0
     repeats: bool = False
     request: int | None = None
+    calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Case:
         expect: arguments of the rules that this case judges.
         exempt: rules for every case that are not judged here.
         settle_ms: how long late calls are waited for at most.
+        rest_ms: pause before the case: a gateway may leave a service that was away alone for a moment.
         watch_ms: how long they are waited for at least, where what must not happen would come late.
         token_bytes: length of the decision tokens.
     """
@@ -117,6 +120,7 @@ class Case:
     exempt: frozenset[str] = frozenset()
     settle_ms: int = 1_500
     watch_ms: int = 0
+    rest_ms: int = 0
     token_bytes: int = 96
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,24 @@ _LOG_TAIL: Final = 2_000
 
 class GatewayNotReadyError(Exception):
     """The gateway ended, or does not take connections in time; the text has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway that takes connections. `process` and `log` are None where somebody else started it."""
+
+    address: str
+    process: asyncio.subprocess.Process | None = None
+    log: Path | None = None
+
+    def must_run(self) -> None:
+        """The gateway has not ended.
+
+        Raises:
+            GatewayNotReadyError: it has.
+        """
+        if self.process is not None and self.process.returncode is not None:
+            raise GatewayNotReadyError(f"the gateway ended with {self.process.returncode}\n{_tail(self.log)}")
 
 
 def environment(stage: Stage, place: Path, listen: str, client_key: str) -> dict[str, str]:
@@ -50,7 +69,7 @@ def _upstream(stage: Stage, connection: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def started(command: str, variables: Mapping[str, str], place: Path, wait_s: float) -> AsyncIterator[None]:
+async def started(command: str, variables: Mapping[str, str], place: Path, wait_s: float) -> AsyncIterator[Running]:
     """Run a command line of the shell until the end of the block; it listens by then.
 
     Raises:
@@ -66,9 +85,10 @@ async def started(command: str, variables: Mapping[str, str], place: Path, wait_
             env={**_inherited(), **variables},
             start_new_session=True,  # so that the whole group can be ended, and Ctrl-C reaches the kit only
         )
+    gateway = Running(variables["GATEWAY_LISTEN"], process, log)
     try:
-        await listening(variables["GATEWAY_LISTEN"], wait_s, process, log)
-        yield
+        await listening(gateway, wait_s)
+        yield gateway
     finally:
         await _stop(process)
 
@@ -78,22 +98,21 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("POLICY_", "OTEL_"))}
 
 
-async def listening(
-    address: str, wait_s: float, process: asyncio.subprocess.Process | None = None, log: Path | None = None
-) -> None:
-    """Wait until somebody takes connections there.
+async def listening(gateway: Running, wait_s: float) -> None:
+    """Wait until it takes connections.
 
     Raises:
         GatewayNotReadyError: nobody does within `wait_s`, or the process ended.
     """
     try:
         async with asyncio.timeout(wait_s):
-            while not await _takes_connections(address):
-                if process is not None and process.returncode is not None:
-                    raise GatewayNotReadyError(f"the gateway ended with {process.returncode}\n{_tail(log)}")
+            while not await _takes_connections(gateway.address):
+                gateway.must_run()
                 await asyncio.sleep(_ASK_AGAIN_S)
     except TimeoutError:
-        raise GatewayNotReadyError(f"nobody listens at {address} after {wait_s:.0f} s\n{_tail(log)}") from None
+        raise GatewayNotReadyError(
+            f"nobody listens at {gateway.address} after {wait_s:.0f} s\n{_tail(gateway.log)}"
+        ) from None
 
 
 async def _takes_connections(address: str) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -59,6 +60,7 @@ class ScriptedService(policy_pb2_grpc.PolicyServiceServicer):
     @asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[str]:
         """Serve on loopback until the end of the block; gives host:port. Port 0: a free one."""
+        logging.getLogger("grpc._cython.cygrpc").addHandler(logging.NullHandler())  # says that calls were cancelled
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(self, server)
         healthy = health.aio.HealthServicer()
@@ -169,22 +171,24 @@ class ScriptedService(policy_pb2_grpc.PolicyServiceServicer):
         """By the next step of the script, else as usual. What was answered before gets its first answer again."""
         if (repeated := self._repeated(call)) is not None:
             return repeated
-        step = self._next(record, call.method)
+        step = self._next(record, call)
         await asyncio.sleep(step.after_ms / 1000)
         if step.error:
             raise _error(step.error)
         return usual(record, call.request, dict(step.answer))
 
-    def _next(self, record: Record, method: str) -> Step:
-        """The step that is due; a client request is recorded at its end, so their number is that of the present one."""
-        present = len(record.clients)
-        steps = [step for step in record.case.policy.get(method, ()) if step.request in (None, present)]
-        key = (record.case.name, method, present if any(step.request is not None for step in steps) else 0)
-        place = self._done[key]
+    def _next(self, record: Record, call: PolicyCall) -> Step:
+        """The step that is due; a Wait stays due where the gateway does not want one."""
+        # A client request is recorded at its end: their number is that of the present one.
+        present, made = len(record.clients), len(record.upstream)
+        every = record.case.policy.get(call.method, ())
+        steps = [step for step in every if step.request in (None, present) and step.calls in (None, made)]
+        key = (record.case.name, call.method, present if any(step.request is not None for step in steps) else 0)
+        step = _at(steps, self._done[key])
+        if "wait" in step.answer and call.request.HasField("allow_wait") and not call.request.allow_wait:
+            return Step(answers.refusal_in_place_of(step.answer["wait"]))
         self._done[key] += 1
-        if place < len(steps):
-            return steps[place]
-        return steps[-1] if steps and steps[-1].repeats else Step()
+        return step
 
     def _repeated(self, call: PolicyCall) -> policy_pb2.ReportOutcomeResponse | None:
         if call.method != REPORT:
@@ -263,6 +267,13 @@ def _nothing_to_hold(_: Record, request: Any, __: dict[str, Any]) -> Any:
 
 def _unscripted(_: Record, __: Any, ___: dict[str, Any]) -> Any:
     raise NotBuiltError("no case scripts this call")
+
+
+def _at(steps: Sequence[Step], place: int) -> Step:
+    """Past the end: the last one again if it repeats, else no step."""
+    if place < len(steps):
+        return steps[place]
+    return steps[-1] if steps and steps[-1].repeats else Step()
 
 
 def _ids(record: Record, request: Any) -> list[str]:

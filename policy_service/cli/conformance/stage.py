@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +39,7 @@ class Stage:
 
     async def play(self, case: Case, access: GatewayAccess) -> Record:
         """Send the requests of a case through the gateway and keep what was seen."""
+        await asyncio.sleep(case.rest_ms / 1000)
         record = Record(case, keys=self.keys, secrets=_secrets(case, access))
         self._service.begin(record)
         self._scripted.begin(record)
@@ -57,17 +58,6 @@ async def staged(base_port: int = 0) -> AsyncIterator[Stage]:
         async with service.listening(base_port) as policy:
             keys = {name: f"sk-conformance-key-of-{name}" for name in CONNECTIONS}
             yield Stage(policy, scripted.addresses, keys, service, scripted)
-
-
-async def play_all(
-    stage: Stage, cases: Sequence[Case], access: GatewayAccess, tell: Callable[[str], None]
-) -> list[Record]:
-    """Play cases one after the other. `tell` hears the name of each before it begins."""
-    records = []
-    for case in cases:
-        tell(case.name)
-        records.append(await stage.play(case, access))
-    return records
 
 
 def _secrets(case: Case, access: GatewayAccess) -> dict[str, str]:

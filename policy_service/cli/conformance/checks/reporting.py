@@ -12,6 +12,7 @@ from policy_service.cli.conformance.checks.views import (
     attempts,
     can_count_calls,
     dispatched,
+    dispatched_attempts,
     freeing,
     outcome,
     place,
@@ -31,7 +32,7 @@ def reports_every_attempt(record: Record, _: Mapping[str, Any]) -> Finding:
     """As many attempts are reported as upstream calls were seen."""
     if not can_count_calls(record):
         return absent("a target of the case has no upstream that counts")
-    made, known = len(record.upstream), len(attempts(record))
+    made, known = len(record.upstream), len(dispatched_attempts(record))
     return holds(made == known, f"{made} attempts reported, one for each upstream call", told(record))
 
 
@@ -71,9 +72,9 @@ def _first_target(record: Record, call: PolicyCall) -> str:
 @check
 def targets_match_calls(record: Record, _: Mapping[str, Any]) -> Finding:
     """Attempt by attempt, the reported target is the one that was called."""
-    if not can_count_calls(record) or not attempts(record):
+    if not can_count_calls(record) or not dispatched_attempts(record):
         return absent("nothing to compare")
-    found = [call.request.target.connection or _first_target(record, call) for call in attempts(record)]
+    found = [call.request.target.connection or _first_target(record, call) for call in dispatched_attempts(record)]
     seen = [call.connection for call in record.upstream]
     return holds(found == seen[: len(found)], f"targets as called: {seen}", f"{found}")
 
@@ -120,9 +121,9 @@ def _must_end(record: Record, which: int, request: Any) -> bool:
 @check
 def offsets(record: Record, _: Mapping[str, Any]) -> Finding:
     """attempt_offset_ms is the time from the SelectTarget answer to the dispatch of the attempt."""
-    if not can_count_calls(record) or len(attempts(record)) != len(record.upstream):
+    if not can_count_calls(record) or len(dispatched_attempts(record)) != len(record.upstream):
         return absent("reports and calls cannot be matched")
-    pairs = list(zip(attempts(record), record.upstream, strict=True))
+    pairs = list(zip(dispatched_attempts(record), record.upstream, strict=True))
     wrong = [text for report, call in pairs if (text := _offset_fault(record, pairs, report, call))]
     return none_of(wrong, "attempt_offset_ms from the answer of SelectTarget to the dispatch", pairs)
 
@@ -211,7 +212,7 @@ def _without_lease(request: Message) -> bytes:
 @check
 def reports_times(record: Record, _: Mapping[str, Any]) -> Finding:
     """latency_ms is the time of the attempt, first_byte_ms not more than it."""
-    pairs = list(zip(attempts(record), record.upstream, strict=False))
+    pairs = list(zip(dispatched_attempts(record), record.upstream, strict=False))
     if not pairs or not can_count_calls(record):
         return absent("no attempt to compare")
     return none_of(list(_time_faults(pairs)), "latency_ms from dispatch to the end, first_byte_ms within it", pairs)

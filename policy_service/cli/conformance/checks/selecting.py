@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy_service.cli.conformance.checks.findings import Finding, absent, check, holds, none_of
-from policy_service.cli.conformance.checks.views import dispatched, heard, place, selects
-from policy_service.cli.conformance.record import SELECT, Record
+from policy_service.cli.conformance.checks.views import dispatched, heard, place, selects, since_the_wait
+from policy_service.cli.conformance.record import SELECT, PolicyCall, Record
 
 _LONGEST_CALL_S = 60.0
 _EARLY_S = 0.02
@@ -51,10 +51,15 @@ def _ids_between(record: Record, number: int) -> set[str]:
 @check
 def has_deadline(record: Record, _: Mapping[str, Any]) -> Finding:
     """Calls to the service end by themselves."""
-    endless = [call.method for call in record.policy if call.limit_s is None or call.limit_s > _LONGEST_CALL_S]
+    endless = [call.method for call in record.policy if call.limit_s is None or call.limit_s > _longest_s(call)]
     return none_of(
         endless, f"a gRPC deadline of at most {_LONGEST_CALL_S:.0f} s on every call to the service", record.policy
     )
+
+
+def _longest_s(call: PolicyCall) -> float:
+    """A call that may stand in line takes as much longer."""
+    return _LONGEST_CALL_S + getattr(call.request, "wait_budget_ms", 0) / 1000
 
 
 @check
@@ -72,6 +77,15 @@ def asks_during(record: Record, given: Mapping[str, Any]) -> Finding:
 
 
 @check
+def asks_no_more(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Behind a Wait nothing is asked."""
+    asked = since_the_wait(record)
+    if not asked:
+        return absent("no Wait was answered")
+    return holds(len(asked) == 1, "no SelectTarget behind the Wait", f"{len(asked) - 1} calls")
+
+
+@check
 def goes_nowhere(record: Record, _: Mapping[str, Any]) -> Finding:
     """No upstream is called at all."""
     if not selects(record) and not record.upstream:
@@ -82,8 +96,8 @@ def goes_nowhere(record: Record, _: Mapping[str, Any]) -> Finding:
 @check
 def waits_and_asks_again(record: Record, given: Mapping[str, Any]) -> Finding:
     """After a Wait: asleep for so long, then SelectTarget with the token of the Wait; or an answer for the client."""
-    asked = selects(record)
-    if not asked or asked[0].answer is None or not asked[0].answer.HasField("wait"):
+    asked = since_the_wait(record)
+    if not asked:
         return absent("no Wait was answered")
     if len(asked) == 1:
         return _told_to_come_back(record)
@@ -105,7 +119,7 @@ def _told_to_come_back(record: Record) -> Finding:
 @check
 def keeps_its_place(record: Record, _: Mapping[str, Any]) -> Finding:
     """After a Wait in line the same request_id is asked with."""
-    ids = [call.request.request_id for call in selects(record)]
+    ids = [call.request.request_id for call in since_the_wait(record)]
     if len(ids) < 2:
         return absent("the gateway did not ask again")
     return holds(len(set(ids)) == 1, "the same request_id, which keeps the place in line", f"{ids[:3]}")

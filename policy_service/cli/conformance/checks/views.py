@@ -20,6 +20,13 @@ def dispatched(record: Record) -> list[PolicyCall]:
     return [call for call in selects(record) if call.answer is not None and _of(call).HasField("dispatch")]
 
 
+def since_the_wait(record: Record) -> list[PolicyCall]:
+    """The SelectTarget that was answered with Wait, and those behind it."""
+    asked = selects(record)
+    first = next((n for n, call in enumerate(asked) if call.answer is not None and call.answer.HasField("wait")), None)
+    return [] if first is None else asked[first:]
+
+
 def reports(record: Record) -> list[PolicyCall]:
     """Reports that the service took, repetitions included, in order of arrival."""
     return [call for call in record.of(REPORT) if call.answer is not None]
@@ -31,6 +38,11 @@ def attempts(record: Record) -> list[PolicyCall]:
     for call in reports(record):
         first.setdefault((place(record, call.request), call.request.attempt), call)
     return [first[key] for key in sorted(first)]
+
+
+def dispatched_attempts(record: Record) -> list[PolicyCall]:
+    """Attempts that were made; an attempt that was given up before its dispatch is a local fault."""
+    return [call for call in attempts(record) if call.request.WhichOneof("outcome") != "local_fault"]
 
 
 def place(record: Record, request: Any) -> int:
