@@ -1,4 +1,4 @@
-"""What a refusal at a gate is called: code, status, length of the line, whole seconds (spec/concurrency.md 2, 4 and 5)."""
+"""What a refusal at a gate is called: code, status, length of the line, seconds (spec/concurrency.md 2, 4 and 5)."""
 
 from __future__ import annotations
 
