@@ -89,7 +89,12 @@ class Page:
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def _is_written(path: Path) -> bool:
+    """By a person of this project, not by a program or with a package."""
+    return path.name not in GENERATED and "node_modules" not in path.parts
+
+
 def pages() -> list[Page]:
     """README, CHANGELOG and every page below docs that a person wrote."""
-    written = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in GENERATED]
+    written = [path for path in sorted((ROOT / "docs").rglob("*.md")) if _is_written(path)]
     return [Page(ROOT / "README.md"), Page(ROOT / "CHANGELOG.md"), *map(Page, written)]
