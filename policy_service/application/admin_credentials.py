@@ -44,6 +44,8 @@ class CredentialRetry:
     connection: str = ""
     attempts: int = 0
     """Attempts made before."""
+    test_token_first: bool = False
+    """The stored access token is still good: test it before a rotating refresh token is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +95,16 @@ class CredentialAdmin:
     async def _grant(self, due: Due) -> CredentialRetry | None:
         permit_id = _permit_id(self._acts.new_id(), due)
 
-        def run(book: StateBook, now: Instant, _known: object) -> UnitResult[int | None]:
+        def run(book: StateBook, now: Instant, _known: object) -> UnitResult[CredentialRetry | None]:
             facts = FactLog(Cause(f"credential/{permit_id}/grant", now, self._acts.replica, reason="retry_unreported"))
             permit = grant_retry(book, due.provider, due.connection, permit_id, now, facts)
+            if permit is None:
+                return UnitResult(None, facts.facts)
             attempts = book.get(ConnectionState, due.provider, due.connection).retry_attempts
-            return UnitResult(None if permit is None else attempts, facts.facts)
+            task = CredentialRetry(0, permit.id, due.provider, due.connection, attempts, permit.test_token_first)
+            return UnitResult(task, facts.facts)
 
-        attempts = (await self._acts.commit(Unit(_scope(due), run))).value
-        if attempts is None:
-            return None
-        return CredentialRetry(0, permit_id, due.provider, due.connection, attempts)
+        return (await self._acts.commit(Unit(_scope(due), run))).value
 
     async def report(self, permit_id: str, *, succeeded: bool, token_expires_at: Instant | None) -> CredentialResult:
         """Take the result of a revival; repeated, it gets the same answer.

@@ -50,6 +50,8 @@ class StateRow:
     until: Instant | None
     generation: int
     row: Row
+    health_score: int | None = None
+    """Of a connection: preference among its siblings, 0 .. 100 (spec/connection_cooldown.md section 8)."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -198,4 +200,5 @@ def _state_row(row: Row, now: Instant) -> StateRow:
         until=getattr(row, told.until, None),
         generation=row.generation,
         row=row,
+        health_score=cooldown.health_score(row, now) if isinstance(row, ConnectionState) else None,
     )

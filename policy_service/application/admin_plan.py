@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from policy_service.application.connection_acts import change_credential, delete_lock, reset_connection
+from policy_service.application.connection_locks import free_pool
 from policy_service.application.ports import Scope
 from policy_service.domain import breaker_controls, provider_cooldown
 from policy_service.domain.breaker import BreakerState
@@ -110,7 +111,7 @@ def clear_all_locks(book: StateBook, now: Instant, facts: FactLog) -> int:
     held = sum(row.until is not None for row in book.rows(ModelLockState))
     _reset_model_locks(book, Selection(), now, facts)
     for pool in list(book.rows(FamilyPoolState)):
-        book.put(FamilyPoolState.default(pool.key))
+        free_pool(book, pool, facts)
     return held
 
 
@@ -137,7 +138,7 @@ def _reset_connection_cooldowns(book: StateBook, selection: Selection, now: Inst
         book.put(_reset_timer(row, now, facts))
     pools = [row for row in _selected(book, FamilyPoolState, selection) if not row.is_default]
     for pool in pools:
-        book.put(FamilyPoolState.default(pool.key))
+        free_pool(book, pool, facts)
     return len(changed) + len(pools)
 
 

@@ -20,12 +20,13 @@ from policy_service.application.admin_plan import (
     reset_scopes,
     reset_unit_scope,
 )
-from policy_service.application.connection_acts import change_credential, set_enabled
+from policy_service.application.connection_acts import change_credential, recover_connection, set_enabled
 from policy_service.application.errors import FieldProblem, InvalidRequestError
 from policy_service.application.ports import Committed, Scope, StoreUnavailableError
 from policy_service.application.view import View
 from policy_service.domain.breaker import BreakerState, split_name
 from policy_service.domain.connection_state import ConnectionState
+from policy_service.domain.cooldown import RecoveryView
 from policy_service.domain.facts import FactLog
 from policy_service.domain.ids import Instant
 from policy_service.domain.state import StateBook
@@ -99,6 +100,21 @@ class StateAdmin:
             raise required("provider", "the provider of the connection")
         selection = Selection(self._view.policy.canonical(provider) if provider else "", connection)
         return (await self._reset(tuple(dict.fromkeys(scopes)), selection, actor)).value
+
+    async def recover(self, provider: str, connection: str, seen: RecoveryView, actor: Actor) -> bool:
+        """Clear timer, level and error of a connection that a recovery job found healthy; False: it is no longer as the
+        job saw it, or in a terminal state, and nothing was done (spec/connection_cooldown.md section 6).
+
+        Raises:
+            InvalidRequestError: provider or connection is missing.
+            StoreLostError: the store is away.
+        """
+        owner = self._owner(provider, connection)
+
+        def act(book: StateBook, now: Instant, facts: FactLog) -> bool:
+            return recover_connection(book, owner, connection, seen, now, facts)
+
+        return (await self._acts.act(_one(owner, connection), actor, act, "recovered")).value
 
     async def _reset(self, scopes: Sequence[str], selection: Selection, actor: Actor) -> Committed[int]:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from policy_service.application.connection_case import Attempt
+from policy_service.application.connection_locks import free_pool
 from policy_service.domain import cooldown, early_probe, lockout, terminal
 from policy_service.domain.connection_state import ConnectionState, EarlyProbe
 from policy_service.domain.cooldown import RecoveryView
@@ -113,7 +114,7 @@ def delete_lock(book: StateBook, place: Place, facts: FactLog) -> int:
         book.put(after)
         if row.until is not None or row.failure_count:
             _record_delete(row, after, facts)
-    book.put(FamilyPoolState(place.provider, place.connection, place.pool))
+    free_pool(book, pool, facts)
     return sum(row.until is not None for row in before)
 
 
@@ -178,7 +179,7 @@ def _renew(
 ) -> ConnectionState:
     for pool in list(book.rows(FamilyPoolState)):
         if (pool.provider, pool.connection) == (provider, connection):
-            book.put(FamilyPoolState.default(pool.key))
+            free_pool(book, pool, facts)
     row = book.get(ConnectionState, provider, connection)
     return _put(book, row, act(row), facts)
 

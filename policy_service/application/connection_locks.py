@@ -10,12 +10,14 @@ from policy_service.domain.decision_record import DecisionRecord, Hint
 from policy_service.domain.facts import FactLog
 from policy_service.domain.ids import SERVER_STATED, DurationMs
 from policy_service.domain.lockout import Decay, FamilyPoolState, LockEvidence, LockWrite, ModelLockState, Place
-from policy_service.domain.lockout_keys import EXACT
+from policy_service.domain.lockout_keys import BARE, EXACT
+from policy_service.domain.lockout_removal import removed
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.state import Key, StateBook
 
 NO_KEYS: frozenset[Key] = frozenset()
+MECHANISM_POOL = "family_pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ class LockWriter:
             after = lockout.write_lock(before, evidence, self.place, self._how(before.key not in already))
         self._put(before, after)
         return NO_KEYS if trial or before.key in already else frozenset({before.key})
+
+    def remove(self) -> None:
+        """Take the model out of use for good (spec/guards.md section 1)."""
+        if self.cause:
+            return
+        before = lockout.lock_row(self.book, self.place, lockout.key_of(BARE, self.place.entry, self.place.model))
+        self._put(before, removed(before, self.place, self.attempt.at))
 
     def hear(self, evidence: LockEvidence) -> None:
         """Let a lock that stands know of a failure that another mechanism has taken."""
@@ -206,6 +215,21 @@ def hear_pool(book: StateBook, place: Place, at: int) -> None:
         book.put(replace(row, limited_at=max(at, row.limited_at or at)))
 
 
+def free_pool(book: StateBook, row: FamilyPoolState, facts: FactLog) -> None:
+    """An act ends the timer of a family, with a fact."""
+    if row.limited_until is None:
+        return
+    facts.add(
+        MECHANISM_POOL,
+        f"{row.provider}:{row.connection}:{row.pool}",
+        "limited",
+        "free",
+        provider=row.provider,
+        connection=row.connection,
+    )
+    book.put(FamilyPoolState.default(row.key))
+
+
 def lift_pool(book: StateBook, place: Place, policy: ConnectionPolicy, attempt: Attempt, facts: FactLog) -> None:
     """A call of the family that began after its newest limit went through: the family is free."""
     if not policy.provider.family_pools:
@@ -222,7 +246,7 @@ def _put_pool(
     if after.limited_until != before.limited_until:
         after = replace(after, fact_id=facts.next_id())
         facts.add(
-            "family_pool",
+            MECHANISM_POOL,
             f"{after.provider}:{after.connection}:{after.pool}",
             "free" if before.limited_until is None else "limited",
             "free" if after.limited_until is None else "limited",

@@ -7,6 +7,7 @@ budget. A success that can change nothing is answered from memory and never reac
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
@@ -30,6 +31,7 @@ from policy_service.application.report_result import ReportResult, fold_report
 from policy_service.application.successes import SuccessRing, Waiting
 from policy_service.application.usage_wall import UsageWall, action_of
 from policy_service.application.view import View
+from policy_service.domain.error_types import breaker_kind, reason_label
 from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind, Origin, Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
@@ -49,6 +51,17 @@ _FAULT_CODES = {
     "not_dispatched": "not_dispatched",
 }
 """Structured codes by which the guards know a fault of the gateway (spec/guards.md section 1)."""
+
+
+class Preview(NamedTuple):
+    """What a report would mean, without any state."""
+
+    verdict: Verdict
+    result: ReportResult
+    breaker_kind: str = ""
+    """Kind of its text (spec/classification.md section 5); empty for a success."""
+    reason_label: str = ""
+    """Reason for listings; empty for a success."""
 
 
 class ReportOutcome:
@@ -112,7 +125,7 @@ class ReportOutcome:
             raise OverloadedError(str(error)) from error
         return self._answer(request, target, reported, lease, now)
 
-    def preview(self, request: ReportRequest, at: Instant) -> tuple[Verdict, ReportResult]:
+    def preview(self, request: ReportRequest, at: Instant) -> Preview:
         """What a report would mean for a target without any state; reads and writes none.
 
         Args:
@@ -121,7 +134,10 @@ class ReportOutcome:
         """
         event = self._event(request, self._served(request), at)
         result = fold_report(StateBook(), event, self._view.policy)
-        return _verdict_of(result), result
+        if result.is_success:
+            return Preview(_verdict_of(result), result)
+        outcome = meaning_of(event, self._view.policy).outcome
+        return Preview(_verdict_of(result), result, breaker_kind(outcome, at), reason_label(outcome))
 
     def _success(
         self, request: ReportRequest, served: TokenTarget, now: Instant, lease: LeaseEnd = NO_LEASE

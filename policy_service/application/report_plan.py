@@ -16,7 +16,7 @@ from policy_service.application.breaker_plan import (
     fold_breaker,
     target_blocked,
 )
-from policy_service.application.connection_locks import lock_for_pool
+from policy_service.application.connection_locks import LockWriter, lock_for_pool
 from policy_service.application.connection_plan import (
     Attempt,
     ConnectionAnswer,
@@ -36,6 +36,7 @@ from policy_service.domain.classification import classify_reading, resolve
 from policy_service.domain.decision_record import Classification, DecisionRecord
 from policy_service.domain.error_types import provider_does_not_serve
 from policy_service.domain.facts import Cause, Fact, FactLog
+from policy_service.domain.guards import FREE_TIER_REMOVED
 from policy_service.domain.ids import Instant
 from policy_service.domain.lockout import Place
 from policy_service.domain.outcome import Outcome
@@ -251,6 +252,10 @@ def _fold_connection(
 def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, reading: Reading) -> None:
     """The evaluation ends, save for a target timeout in the pool lockout; an early probe told nothing."""
     _release_early_probes(report)
+    outcome = report.outcome
+    if guard == FREE_TIER_REMOVED and outcome.connection and outcome.model:
+        place = Place(*report.event.target, report.policy.provider)
+        LockWriter(report.book, place, report.policy, _attempt(report), report.facts).remove()
     if record is None or report.outcome.code.lower() != "combo_target_timeout":
         return
     blocked = target_blocked(report.book, _breaker_case(report, None))

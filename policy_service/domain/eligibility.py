@@ -15,6 +15,7 @@ from policy_service.domain.early_probe import Block, next_permit_at
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import SERVER_STATED, Instant, Target
 from policy_service.domain.lockout import FamilyPoolState, ModelLockState
+from policy_service.domain.lockout_removal import REMOVED
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.provider_cooldown import ProviderCooldownState
 from policy_service.domain.state import Key, Row
@@ -214,6 +215,8 @@ def _model_lock(q: _Question) -> Exclusion | None:
     longest = lockout.longest_lock(_locks(q), q.now)
     if longest is None:
         return None
+    if longest.reason == REMOVED:
+        return q.excluded(REMOVED, evidence=longest.fact_id)
     return q.excluded(
         "model_lockout", longest.until, longest.fact_id, longest.reason, longest.locked_at, longest.hint_source
     )

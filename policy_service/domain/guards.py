@@ -141,6 +141,9 @@ def is_input_bound(outcome: Outcome) -> bool:
     return outcome.code.lower() in INPUT_BOUND_CODES or outcome.type.lower() in INPUT_BOUND_CODES
 
 
+FREE_TIER_REMOVED: Final = "free-tier-removed"
+
+
 def is_free_tier_removed(outcome: Outcome, policy: ConnectionPolicy) -> bool:
     """The model left the free tier of a provider in free billing mode; it is removed, nothing cools."""
     if not policy.provider.free_tier_billing or outcome.status not in (400, 403):
@@ -178,7 +181,7 @@ LOCAL_GUARDS: Final[tuple[Guard, ...]] = (
     ("local-fault", lambda o, _: is_gateway_fault(o), False),
     ("spare-key", _is_spare_key, True),
     ("request-resource", lambda o, _: is_request_resource(o), False),
-    ("free-tier-removed", is_free_tier_removed, True),
+    (FREE_TIER_REMOVED, is_free_tier_removed, True),
     ("input-bound", lambda o, _: is_input_bound(o), True),
     ("request-scoped", lambda o, _: _is_penalty_free_request(o), True),
 )

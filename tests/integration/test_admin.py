@@ -89,6 +89,27 @@ async def test_force_open_beats_a_live_permit_of_another_replica(tmp_path: Path,
         assert [(f.actor, f.replica) for f in facts if f.reason == "force_open"] == [("alice (drill)", "one")]
 
 
+async def test_the_history_of_a_breaker_is_its_newest_facts(tmp_path: Path, embedded_url: str) -> None:
+    async with operated(tmp_path, embedded_url) as one:
+        await open_breaker(one)
+        for _ in range(10):
+            await one.admin.SetBreakerControl(
+                admin_pb2.SetBreakerControlRequest(key="openai", control=admin_pb2.BREAKER_CONTROL_FORCE_OPEN)
+            )
+            await one.admin.SetBreakerControl(admin_pb2.SetBreakerControlRequest(key="openai"))
+        request = admin_pb2.ListFactsRequest(provider="openai", mechanism="breaker", page_size=20)
+        page = await one.admin.ListFacts(request)
+        assert len(page.facts) == 20
+        assert {(f.from_state, f.to_state) for f in page.facts} == {("OPEN", "force_open"), ("force_open", "OPEN")}
+        request.page_token = page.next_page_token
+        older = (await one.admin.ListFacts(request)).facts
+        told = [(f.from_state, f.to_state, f.failure_count, f.reason) for f in older]
+        assert told == [
+            ("DEGRADED", "OPEN", 12, "failure_threshold"),
+            ("CLOSED", "DEGRADED", 7, "degradation_threshold"),
+        ]
+
+
 async def test_reset_closes_and_clears_on_every_replica(tmp_path: Path, embedded_url: str) -> None:
     async with two(tmp_path, embedded_url) as (one, another):
         await open_breaker(one)
@@ -114,6 +135,30 @@ async def test_every_scope_is_reset_and_an_unknown_one_is_named(tmp_path: Path, 
         _, fields = await refused(one.admin.ResetState(unknown), grpc.StatusCode.INVALID_ARGUMENT)
         assert set(fields) == {"scopes[0]", "scopes[1]", "connection"}
         assert "terminal_states" in fields["scopes[1]"]
+
+
+async def test_a_recovery_job_clears_only_what_is_still_as_it_saw_it(tmp_path: Path, embedded_url: str) -> None:
+    async with operated(tmp_path, embedded_url) as one:
+        await one.policy.ReportOutcome(outcome("a", 429))
+        (row,) = (await one.admin.ListState(admin_pb2.ListStateRequest(provider="openai", connection="a"))).rows
+        seen = admin_pb2.ConnectionSeen(
+            test_status=row.fields["test_status"],
+            last_error_at_unix_ms=int(row.fields["last_error_at"]),
+            rate_limited_until_unix_ms=int(row.fields["rate_limited_until"]),
+        )
+        job = admin_pb2.ResetStateRequest(
+            scopes=[admin_pb2.RESET_SCOPE_CONNECTION_COOLDOWNS], provider="openai", connection="a", if_still=seen
+        )
+        await one.policy.ReportOutcome(outcome("a", 429, headers=[{"name": "Retry-After", "value": "900"}]))
+        assert (await one.admin.ResetState(job)).reset_count == 0
+        assert await refusal(one, "a") == ["connection_cooldown"]
+        (row,) = (await one.admin.ListState(admin_pb2.ListStateRequest(provider="openai", connection="a"))).rows
+        job.if_still.rate_limited_until_unix_ms = int(row.fields["rate_limited_until"])
+        assert (await one.admin.ResetState(job)).reset_count == 1
+        assert await refusal(one, "a") == []
+        wrong = admin_pb2.ResetStateRequest(if_still=seen)
+        _, fields = await refused(one.admin.ResetState(wrong), grpc.StatusCode.INVALID_ARGUMENT)
+        assert set(fields) == {"provider", "connection", "scopes"}
 
 
 # -- connections ---------------------------------------------------------------------------------------------
@@ -307,6 +352,7 @@ async def test_state_is_listed_page_by_page(tmp_path: Path, embedded_url: str) -
         assert [(row.connection, row.state) for row in found] == [("a", "cooling"), ("b", "cooling"), ("c", "cooling")]
         assert {row.mechanism_text for row in found} == {"connection_cooldown"}
         assert found[0].fields["test_status"] == "unavailable"
+        assert found[0].fields["health_score"] == 40
         wrong = admin_pb2.ListStateRequest(page_token="?", page_size=-1)
         _, fields = await refused(one.admin.ListState(wrong), grpc.StatusCode.INVALID_ARGUMENT)
         assert set(fields) == {"page_token", "page_size"}
@@ -318,6 +364,7 @@ async def test_an_outcome_is_classified_without_a_trace(tmp_path: Path, embedded
         failed.ClearField("report_id")
         answer = await one.admin.ClassifyOutcome(admin_pb2.ClassifyOutcomeRequest(outcome=failed))
         assert (answer.verdict.reason_text, answer.fallback, answer.cooldown_ms) == ("rate_limit", True, 60_000)
+        assert (answer.breaker_kind, answer.reason_label) == ("rate_limit", "rate_limit_exceeded")
         assert await refusal(one, "a") == []
         empty = admin_pb2.ClassifyOutcomeRequest()
         _, fields = await refused(one.admin.ClassifyOutcome(empty), grpc.StatusCode.INVALID_ARGUMENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import pytest
 
@@ -211,3 +212,15 @@ async def test_while_a_permit_is_out_the_store_is_left_alone() -> None:
         before = gateway.store.statements
         assert (await gateway.credentials.next_retry()).next_due_ms == 20_000
         assert gateway.store.statements == before
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(5 * MINUTE, False), (5 * MINUTE + 1, True)])
+async def test_a_token_that_is_still_good_is_tested_before_a_refresh_token_is_spent(ahead: int, first: bool) -> None:
+    gateway = Gateway()
+    async with running(gateway.replica):
+        await gateway.expire("a")
+        row = replace(gateway.row("a"), token_expires_at=gateway.time.ms + ahead)
+        gateway.store.database.version += 1
+        gateway.replica.view.apply_committed([gateway.store.database.put(row, gateway.time.ms)])
+        task = await gateway.credentials.next_retry()
+        assert (bool(task.permit_id), task.test_token_first) == (True, first)

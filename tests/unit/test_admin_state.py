@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -23,6 +24,7 @@ from policy_service.domain.affinity import PinRow
 from policy_service.domain.breaker import BreakerState, State
 from policy_service.domain.catalogue import Catalogue, Connection
 from policy_service.domain.connection_state import BANNED, EXPIRED, ConnectionState
+from policy_service.domain.cooldown import RecoveryView
 from policy_service.domain.facts import Fact, FactLog
 from policy_service.domain.gates import Gate
 from policy_service.domain.policy import Policy
@@ -170,6 +172,70 @@ async def test_a_reset_names_its_rows_and_leaves_terminal_states_unless_named() 
         assert await fleet.state.reset(["terminal_states"], "openai", "b", ALICE) == 1
         assert fleet.connection("b").test_status == "active"
         assert len(await fleet.acts_of()) == 2
+
+
+def seen(row: ConnectionState) -> RecoveryView:
+    return RecoveryView(row.test_status, row.last_error_at, row.rate_limited_until)
+
+
+async def test_a_recovery_job_clears_a_connection_that_is_as_it_saw_it() -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        await report(fleet.replica, failure("a", 429))
+        before = fleet.connection("a")
+        assert before.rate_limited_until is not None
+        assert await fleet.state.recover("OpenAI", "a", seen(before), ALICE)
+        after = fleet.connection("a")
+        assert (after.test_status, after.rate_limited_until, after.last_error, after.generation) == (
+            "active",
+            None,
+            "",
+            before.generation,
+        )
+        assert [(fact.from_state, fact.to_state, fact.reason) for fact in await fleet.acts_of()] == [
+            ("unavailable", "active", "recovered")
+        ]
+
+
+@pytest.mark.parametrize(("status", "waits"), [(429, "900"), (401, "")], ids=["a longer wait", "a dead account"])
+async def test_a_recovery_job_that_was_overtaken_changes_nothing(status: int, waits: str) -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        await report(fleet.replica, failure("a", 429))
+        known = seen(fleet.connection("a"))
+        headers = {"retry-after": waits} if waits else {}
+        await report(fleet.replica, failure("a", status, headers=headers))
+        before = fleet.connection("a")
+        assert not await fleet.state.recover("openai", "a", known, ALICE)
+        assert fleet.connection("a") == before
+        assert await fleet.acts_of() == []
+
+
+async def test_a_recovery_job_ends_no_terminal_state() -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        await report(fleet.replica, failure("a", 401))
+        assert not await fleet.state.recover("openai", "a", seen(fleet.connection("a")), ALICE)
+        with pytest.raises(InvalidRequestError):
+            await fleet.state.recover("openai", "", seen(fleet.connection("a")), ALICE)
+
+
+@pytest.mark.parametrize("how", ["cooldowns", "locks", "one model", "credential"])
+async def test_each_act_that_frees_a_family_leaves_a_fact(how: str) -> None:
+    fleet = Operated()
+    async with running(fleet.replica):
+        await report(fleet.replica, failure("a", 429, provider="codex"))
+        assert fleet.replica.view.rows[("family_pool", "codex", "a", "codex")]
+        acts: dict[str, Callable[[], Awaitable[object]]] = {
+            "cooldowns": lambda: fleet.state.reset(["connection_cooldowns"], "codex", "", ALICE),
+            "locks": lambda: fleet.state.clear_all_model_locks(ALICE),
+            "one model": lambda: fleet.state.clear_model_lock("codex", "a", "gpt", ALICE),
+            "credential": lambda: fleet.state.change_credential("codex", "a", None, ALICE),
+        }
+        await acts[how]()
+        assert ("family_pool", "codex", "a", "codex") not in fleet.replica.view.rows
+        freed = [fact for fact in await fleet.acts_of() if fact.mechanism == "family_pool"]
+        assert [(fact.key, fact.from_state, fact.to_state) for fact in freed] == [("codex:a:codex", "limited", "free")]
 
 
 async def test_pins_are_reset_of_one_connection_only_and_forgotten_here() -> None:

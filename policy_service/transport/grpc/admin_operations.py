@@ -92,7 +92,12 @@ class _StateOperations:
             admin_request.reset_scopes(message, problems),
             admin_request.actor(message.actor, problems),
         )
+        seen = admin_request.connection_seen(message, scopes, problems)
         problems.settle()
+        if seen is not None:
+            applied = await self._state.recover(message.provider, message.connection, seen, actor)
+            done = "cleared" if applied else "no longer as it was seen; nothing changed"
+            return admin_pb2.ResetStateResponse(reset_count=int(applied), message=done)
         count = await self._state.reset(scopes, message.provider, message.connection, actor)
         return admin_pb2.ResetStateResponse(reset_count=count, message=f"{', '.join(scopes)}: {count} rows reset")
 
@@ -179,6 +184,7 @@ class _CredentialOperations:
             connection=found.connection,
             attempts=found.attempts,
             next_due_ms=found.next_due_ms,
+            test_token_first=found.test_token_first,
         )
 
     async def report_credential_result(
@@ -304,7 +310,11 @@ class _ReadOperations:
         problems.settle()
         request = admin_request.classified(message, self._reading)
         at = self._cases.clock.now() if observed is None else observed
-        found, result = self._cases.report.preview(request, at)
+        found = self._cases.report.preview(request, at)
         return admin_pb2.ClassifyOutcomeResponse(
-            verdict=verdict(found), fallback=result.fallback, cooldown_ms=result.cooldown_ms
+            verdict=verdict(found.verdict),
+            fallback=found.result.fallback,
+            cooldown_ms=found.result.cooldown_ms,
+            breaker_kind=found.breaker_kind,
+            reason_label=found.reason_label,
         )

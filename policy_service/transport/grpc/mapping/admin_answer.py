@@ -78,7 +78,7 @@ def _state_row(each: StateRow) -> admin_pb2.StateRow:
         state=each.state,
         until_at_unix_ms=each.until,
         generation=each.generation,
-        fields=struct(asdict(each.row)),  # type: ignore[call-overload]
+        fields=struct({**asdict(each.row), "health_score": each.health_score}),  # type: ignore[call-overload]
     )
 
 
@@ -122,6 +122,7 @@ def fact(each: recorded.Fact) -> admin_pb2.Fact:
         replica=each.replica,
         actor=each.actor,
         rule=each.rule,
+        failure_count=each.failure_count,
     )
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from policy_service.application.admin import Actor
 from policy_service.application.messages import ReportRequest
+from policy_service.domain.cooldown import RecoveryView
 from policy_service.generated.policy.v1 import admin_pb2, policy_pb2
 from policy_service.transport.grpc.admin_servicer import actor_name
 from policy_service.transport.grpc.limits import Problems
-from policy_service.transport.grpc.mapping.reading import Reading, struct_fields
+from policy_service.transport.grpc.mapping.reading import Reading, optional, struct_fields
 from policy_service.transport.grpc.mapping.report_request import report_request
 from policy_service.transport.grpc.wire_enums import BREAKER_CONTROL, RESET_SCOPE
 
@@ -68,6 +69,19 @@ def reset_scopes(message: admin_pb2.ResetStateRequest, problems: Problems) -> li
         if not RESET_SCOPE.text(number):
             problems.add(f"scopes[{index}]", f"unknown scope {number}", f"one of {known}")
     return [RESET_SCOPE.text(number) for number in message.scopes] or ["breakers"]
+
+
+def connection_seen(message: admin_pb2.ResetStateRequest, scopes: list[str], problems: Problems) -> RecoveryView | None:
+    """What a recovery job saw; None for an ordinary reset."""
+    if not message.HasField("if_still"):
+        return None
+    needs(message, problems, "provider", "connection")
+    if scopes != ["connection_cooldowns"]:
+        problems.add("scopes", "more than the timer of one connection", "connection_cooldowns alone")
+    seen = message.if_still
+    error_at, until = optional(seen, "last_error_at_unix_ms"), optional(seen, "rate_limited_until_unix_ms")
+    problems.text("if_still.test_status", seen.test_status)
+    return RecoveryView(seen.test_status, error_at, until)
 
 
 def page_size(given: int, default: int, largest: int, problems: Problems) -> int:

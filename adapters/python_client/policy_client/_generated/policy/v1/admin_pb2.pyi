@@ -633,6 +633,7 @@ class ResetStateRequest(_message.Message):
     PROVIDER_FIELD_NUMBER: _builtins.int
     CONNECTION_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
+    IF_STILL_FIELD_NUMBER: _builtins.int
     provider: _builtins.str
     """Narrows to one provider. Empty: all."""
     connection: _builtins.str
@@ -645,6 +646,13 @@ class ResetStateRequest(_message.Message):
     def actor(self) -> Global___Actor:
         """Who acts."""
 
+    @_builtins.property
+    def if_still(self) -> Global___ConnectionSeen:
+        """For jobs that found one connection healthy: clear its timer, level and error only if it is still as the job saw it, else
+        change nothing (`reset_count` 0). Needs provider, connection and `connection_cooldowns` as the only scope. Calls under way
+        stay heard: the generation does not rise. Unset: an ordinary reset.
+        """
+
     def __init__(
         self,
         *,
@@ -652,14 +660,52 @@ class ResetStateRequest(_message.Message):
         provider: _builtins.str = ...,
         connection: _builtins.str = ...,
         actor: Global___Actor | None = ...,
+        if_still: Global___ConnectionSeen | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "if_still", b"if_still"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "connection", b"connection", "provider", b"provider", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "connection", b"connection", "if_still", b"if_still", "provider", b"provider", "scopes", b"scopes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetStateRequest: _TypeAlias = ResetStateRequest  # noqa: Y015
+
+@_typing.final
+class ConnectionSeen(_message.Message):
+    """A connection as ListState told it: `test_status`, `last_error_at` and `rate_limited_until` of the fields of its row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEST_STATUS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    RATE_LIMITED_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    test_status: _builtins.str
+    """Its status: `active`, `unavailable` or a terminal state."""
+    last_error_at_unix_ms: _builtins.int
+    """Its newest error. Unset: it had none."""
+    rate_limited_until_unix_ms: _builtins.int
+    """End of its timer. Unset: it had none."""
+    def __init__(
+        self,
+        *,
+        test_status: _builtins.str = ...,
+        last_error_at_unix_ms: _builtins.int | None = ...,
+        rate_limited_until_unix_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_error_at_unix_ms", b"_last_error_at_unix_ms", "_rate_limited_until_unix_ms", b"_rate_limited_until_unix_ms", "last_error_at_unix_ms", b"last_error_at_unix_ms", "rate_limited_until_unix_ms", b"rate_limited_until_unix_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_error_at_unix_ms", b"_last_error_at_unix_ms", "_rate_limited_until_unix_ms", b"_rate_limited_until_unix_ms", "last_error_at_unix_ms", b"last_error_at_unix_ms", "rate_limited_until_unix_ms", b"rate_limited_until_unix_ms", "test_status", b"test_status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_error_at_unix_ms: _TypeAlias = _typing.Literal["last_error_at_unix_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_error_at_unix_ms: _TypeAlias = _typing.Literal["_last_error_at_unix_ms", b"_last_error_at_unix_ms"]  # noqa: Y015
+    _WhichOneofReturnType__rate_limited_until_unix_ms: _TypeAlias = _typing.Literal["rate_limited_until_unix_ms"]  # noqa: Y015
+    _WhichOneofArgType__rate_limited_until_unix_ms: _TypeAlias = _typing.Literal["_rate_limited_until_unix_ms", b"_rate_limited_until_unix_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_error_at_unix_ms) -> _WhichOneofReturnType__last_error_at_unix_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_limited_until_unix_ms) -> _WhichOneofReturnType__rate_limited_until_unix_ms | None: ...
+
+Global___ConnectionSeen: _TypeAlias = ConnectionSeen  # noqa: Y015
 
 @_typing.final
 class ResetStateResponse(_message.Message):
@@ -1810,10 +1856,18 @@ class ClassifyOutcomeResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
     COOLDOWN_MS_FIELD_NUMBER: _builtins.int
+    BREAKER_KIND_FIELD_NUMBER: _builtins.int
+    REASON_LABEL_FIELD_NUMBER: _builtins.int
     fallback: _builtins.bool
     """True: another target may be tried."""
     cooldown_ms: _builtins.int
     """Cooldown at level 0."""
+    breaker_kind: _builtins.str
+    """Kind of the text for a breaker with thresholds of kinds: `rate_limit`, `quota_exhausted` or `transient`. A gateway reports
+    it as `failure_kind`.
+    """
+    reason_label: _builtins.str
+    """Reason for listings, by text and then by status alone; no duration follows from it."""
     @_builtins.property
     def verdict(self) -> _policy_pb2.Verdict:
         """What it would mean."""
@@ -1824,10 +1878,12 @@ class ClassifyOutcomeResponse(_message.Message):
         verdict: _policy_pb2.Verdict | None = ...,
         fallback: _builtins.bool = ...,
         cooldown_ms: _builtins.int = ...,
+        breaker_kind: _builtins.str = ...,
+        reason_label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cooldown_ms", b"cooldown_ms", "fallback", b"fallback", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_kind", b"breaker_kind", "cooldown_ms", b"cooldown_ms", "fallback", b"fallback", "reason_label", b"reason_label", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1913,6 +1969,7 @@ class Fact(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id."""
     at_unix_ms: _builtins.int
@@ -1957,6 +2014,8 @@ class Fact(_message.Message):
     """Who acted; manual acts only."""
     rule: _builtins.str
     """Row of the verdict or of the classification that decided, as in Verdict.rule. Empty: nothing was judged."""
+    failure_count: _builtins.int
+    """Failures that the mechanism counted, after the transition. Unset: it counts none."""
     def __init__(
         self,
         *,
@@ -1982,19 +2041,24 @@ class Fact(_message.Message):
         replica: _builtins.str = ...,
         actor: _builtins.str = ...,
         rule: _builtins.str = ...,
+        failure_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_restated_status", b"_restated_status", "_status", b"_status", "deadline_at_unix_ms", b"deadline_at_unix_ms", "restated_status", b"restated_status", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_failure_count", b"_failure_count", "_restated_status", b"_restated_status", "_status", b"_status", "deadline_at_unix_ms", b"deadline_at_unix_ms", "failure_count", b"failure_count", "restated_status", b"restated_status", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_restated_status", b"_restated_status", "_status", b"_status", "actor", b"actor", "at_unix_ms", b"at_unix_ms", "connection", b"connection", "deadline_at_unix_ms", b"deadline_at_unix_ms", "decision_id", b"decision_id", "from_state", b"from_state", "generation", b"generation", "hint_source", b"hint_source", "id", b"id", "key", b"key", "mechanism", b"mechanism", "mechanism_text", b"mechanism_text", "model", b"model", "provider", b"provider", "reason", b"reason", "replica", b"replica", "request_id", b"request_id", "restated_status", b"restated_status", "rule", b"rule", "rule_id", b"rule_id", "status", b"status", "to_state", b"to_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms", "_failure_count", b"_failure_count", "_restated_status", b"_restated_status", "_status", b"_status", "actor", b"actor", "at_unix_ms", b"at_unix_ms", "connection", b"connection", "deadline_at_unix_ms", b"deadline_at_unix_ms", "decision_id", b"decision_id", "failure_count", b"failure_count", "from_state", b"from_state", "generation", b"generation", "hint_source", b"hint_source", "id", b"id", "key", b"key", "mechanism", b"mechanism", "mechanism_text", b"mechanism_text", "model", b"model", "provider", b"provider", "reason", b"reason", "replica", b"replica", "request_id", b"request_id", "restated_status", b"restated_status", "rule", b"rule", "rule_id", b"rule_id", "status", b"status", "to_state", b"to_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_at_unix_ms: _TypeAlias = _typing.Literal["deadline_at_unix_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_at_unix_ms: _TypeAlias = _typing.Literal["_deadline_at_unix_ms", b"_deadline_at_unix_ms"]  # noqa: Y015
+    _WhichOneofReturnType__failure_count: _TypeAlias = _typing.Literal["failure_count"]  # noqa: Y015
+    _WhichOneofArgType__failure_count: _TypeAlias = _typing.Literal["_failure_count", b"_failure_count"]  # noqa: Y015
     _WhichOneofReturnType__restated_status: _TypeAlias = _typing.Literal["restated_status"]  # noqa: Y015
     _WhichOneofArgType__restated_status: _TypeAlias = _typing.Literal["_restated_status", b"_restated_status"]  # noqa: Y015
     _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
     _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_at_unix_ms) -> _WhichOneofReturnType__deadline_at_unix_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failure_count) -> _WhichOneofReturnType__failure_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__restated_status) -> _WhichOneofReturnType__restated_status | None: ...
     @_typing.overload
@@ -2236,6 +2300,7 @@ class NextCredentialRetryResponse(_message.Message):
     CONNECTION_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
+    TEST_TOKEN_FIRST_FIELD_NUMBER: _builtins.int
     task: Global___CredentialTask.ValueType
     """What to do. Unset: nothing is due."""
     permit_id: _builtins.str
@@ -2248,6 +2313,8 @@ class NextCredentialRetryResponse(_message.Message):
     """Attempts made before."""
     next_due_ms: _builtins.int
     """When to ask again if nothing is due."""
+    test_token_first: _builtins.bool
+    """True: the stored access token is good for more than five minutes; test it before a rotating refresh token is spent."""
     def __init__(
         self,
         *,
@@ -2257,10 +2324,11 @@ class NextCredentialRetryResponse(_message.Message):
         connection: _builtins.str = ...,
         attempts: _builtins.int = ...,
         next_due_ms: _builtins.int = ...,
+        test_token_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "connection", b"connection", "next_due_ms", b"next_due_ms", "permit_id", b"permit_id", "provider", b"provider", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "connection", b"connection", "next_due_ms", b"next_due_ms", "permit_id", b"permit_id", "provider", b"provider", "task", b"task", "test_token_first", b"test_token_first"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
