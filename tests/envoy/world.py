@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import yaml
 from policy_envoy.configuration import Choices, bootstrap
 
@@ -60,7 +61,7 @@ class Gateway:
     async def heard(self, count: int, timeout_s: float = 5.0) -> list[tuple[str, object, int]]:
         """(connection, status or kind, attempt) of the reports, once there are `count`."""
         async with asyncio.timeout(timeout_s):
-            while len(self.reports) < count:
+            while len(self.answers) < count:
                 await asyncio.sleep(0.01)
         return [(r.target.connection, outcome_of(r), r.attempt) for r in self.reports]
 
@@ -172,6 +173,25 @@ async def envoy(directory: Path, data: Mapping[str, Any], admin: str) -> AsyncIt
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(10)
+        log.close()
+
+
+@asynccontextmanager
+async def door_process(
+    directory: Path, policy: str, place: str, *settings: str
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """`policy-service envoy` as a process of its own, ready; it is ended with SIGTERM."""
+    log = (directory / "door.log").open("wb")
+    command = [sys.executable, "-m", "policy_service", "envoy", "--policy", policy, "--door", place]
+    more = [word for setting in settings for word in ("--set", setting)]
+    child = subprocess.Popen([*command, *more], stdout=log, stderr=log)  # noqa: ASYNC220  (returns at once)
+    try:
+        async with grpc.aio.insecure_channel(place) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 20)
+        yield child
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.wait(15)
         log.close()
 
 
