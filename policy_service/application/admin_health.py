@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policy_service.application.admin import store_lost
@@ -57,6 +57,8 @@ class Health:
     """Replicas alive, this one first."""
     now: Instant = 0
     """Database time of the answer."""
+    ignored_reports: Mapping[str, int] = field(default_factory=dict)
+    """Reports to this replica that were statistics only for some key, by cause."""
 
 
 class HealthAdmin:
@@ -65,6 +67,7 @@ class HealthAdmin:
     Args:
         spooled: number of reports that wait in the spool for the store.
         sightings: replicas alive.
+        ignored: reports that were statistics only, by cause.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class HealthAdmin:
         leases: LeaseBook,
         permits: Permits,
         sightings: Callable[[], tuple[Sighting, ...]] = tuple,
+        ignored: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._ignored = ignored
         self._sightings = sightings
         self._leases = leases
         self._permits = permits
@@ -115,6 +120,7 @@ class HealthAdmin:
             convergence=self._convergence(),
             replicas=self._sightings(),
             now=self._clock.now(),
+            ignored_reports=dict(self._ignored()),
         )
 
     async def _ping(self) -> DurationMs | None:

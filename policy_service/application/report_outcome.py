@@ -6,8 +6,8 @@ budget. A success that can change nothing is answered from memory and never reac
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
 
 from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
@@ -27,7 +27,7 @@ from policy_service.application.messages import (
 from policy_service.application.ports import Clock, SpoolFullError
 from policy_service.application.report_endings import NO_LEASE, Endings, LeaseEnd
 from policy_service.application.report_meaning import meaning_of
-from policy_service.application.report_result import ReportResult, fold_report
+from policy_service.application.report_result import Preview, ReportResult, fold_report
 from policy_service.application.successes import SuccessRing, Waiting
 from policy_service.application.usage_wall import UsageWall, action_of
 from policy_service.application.view import View
@@ -53,17 +53,6 @@ _FAULT_CODES = {
 """Structured codes by which the guards know a fault of the gateway (spec/guards.md section 1)."""
 
 
-class Preview(NamedTuple):
-    """What a report would mean, without any state."""
-
-    verdict: Verdict
-    result: ReportResult
-    breaker_kind: str = ""
-    """Kind of its text (spec/classification.md section 5); empty for a success."""
-    reason_label: str = ""
-    """Reason for listings; empty for a success."""
-
-
 class ReportOutcome:
     """The use case. Not thread-safe: one event loop owns it."""
 
@@ -85,6 +74,8 @@ class ReportOutcome:
         self._successes: SuccessRing[tuple[ReportRequest, Instant]] = SuccessRing(view, self._apply_held)
         self._freshness = freshness
         self._replica = replica
+        self.ignored: Counter[str] = Counter()
+        """Reports that were statistics only for some key, by cause, since the start (spec/README.md, Facts)."""
 
     def report_now(self, request: ReportRequest) -> ReportAnswer | None:
         """Answer a plain success from memory; None where `report` must be awaited.
@@ -115,9 +106,11 @@ class ReportOutcome:
         event = self._event(request, target, now)
         event = await self._wall.prepare(event, request)
         is_repeated = self._commit.knows(event.event_id)
-        if event.outcome.is_success and not is_repeated and not self._would_change(event):
-            self._hold(request, target.target, now)
-            return self._success(request, target, now, lease)
+        if event.outcome.is_success and not is_repeated:
+            changes, causes = self._tried(event)
+            if not changes:
+                self._hold(request, target.target, now)
+                return self._success(request, target, now, lease, causes)
         try:
             reported = await self._commit.report(event)
             reported = await self._wall.settle(event, reported, self._commit)
@@ -126,12 +119,7 @@ class ReportOutcome:
         return self._answer(request, target, reported, lease, now)
 
     def preview(self, request: ReportRequest, at: Instant) -> Preview:
-        """What a report would mean for a target without any state; reads and writes none.
-
-        Args:
-            request: a report without a token.
-            at: instant to use as now.
-        """
+        """What a report without a token would mean at an instant (ms), for a target without state; writes nothing."""
         event = self._event(request, self._served(request), at)
         result = fold_report(StateBook(), event, self._view.policy)
         if result.is_success:
@@ -140,11 +128,19 @@ class ReportOutcome:
         return Preview(_verdict_of(result), result, breaker_kind(outcome, at), reason_label(outcome))
 
     def _success(
-        self, request: ReportRequest, served: TokenTarget, now: Instant, lease: LeaseEnd = NO_LEASE
+        self,
+        request: ReportRequest,
+        served: TokenTarget,
+        now: Instant,
+        lease: LeaseEnd = NO_LEASE,
+        causes: tuple[str, ...] = (),
     ) -> ReportAnswer:
-        """Answer to a success that changes nothing."""
+        """Answer to a success that changes nothing; `causes`: why it is statistics only."""
+        self.ignored.update(causes)
         pin = self._endings.affinity(request, served.target, None, now)
-        answer = ReportAnswer(_SUCCESS, _RETURN, pin=pin, lease_result=lease.result, lease_code=lease.code)
+        answer = ReportAnswer(
+            _SUCCESS, _RETURN, ignored=causes, pin=pin, lease_result=lease.result, lease_code=lease.code
+        )
         return self._stamp(answer, now)
 
     # -- successes -----------------------------------------------------------------------------------
@@ -165,16 +161,17 @@ class ReportOutcome:
         request, at = held
         try:
             event = self._event(request, self._served(request), at)
-            if self._would_change(event):
+            if self._tried(event)[0]:
                 self._commit.submit(event)
         except (InvalidRequestError, SpoolFullError):
             self._successes.dropped += 1
 
     # -- the event -----------------------------------------------------------------------------------
-    def _would_change(self, event: OutcomeEvent) -> bool:
+    def _tried(self, event: OutcomeEvent) -> tuple[bool, tuple[str, ...]]:
+        """Would a success change anything, and why not."""
         book = self._view.book()
-        fold_report(book, event, self._view.policy)
-        return bool(book.changes)
+        result = fold_report(book, event, self._view.policy)
+        return bool(book.changes), result.ignored
 
     def _served(self, request: ReportRequest) -> TokenTarget:
         """The served target with the generations that the decision gave it."""
@@ -262,6 +259,7 @@ class ReportOutcome:
     ) -> ReportAnswer:
         result = reported.result
         ignored = (*result.ignored, "duplicate") if reported.duplicate else result.ignored
+        self.ignored.update(("duplicate",) if reported.duplicate else result.ignored)
         answer = ReportAnswer(
             _verdict_of(result),
             action_of(result.wall, _action(request, served, result)),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from policy_service.application.events import OutcomeEvent
-from policy_service.application.messages import Effect
+from policy_service.application.messages import Effect, Verdict
 from policy_service.application.report_plan import FoldResult, fold
 from policy_service.application.wall_plan import MECHANISM, WallAnswer, intercept
 from policy_service.domain.facts import Fact
@@ -54,6 +54,17 @@ class ReportResult:
     wall: WallAnswer | None = None
     """What the usage wall said; None where it is not concerned."""
     facts: tuple[Fact, ...] = ()
+
+
+class Preview(NamedTuple):
+    """What a report would mean, without any state."""
+
+    verdict: Verdict
+    result: ReportResult
+    breaker_kind: str = ""
+    """Kind of its text (spec/classification.md section 5); empty for a success."""
+    reason_label: str = ""
+    """Reason for listings; empty for a success."""
 
 
 _KEPT = tuple(f.name for f in fields(ReportResult) if f.name != "facts")

@@ -72,6 +72,7 @@ def admin_use_cases(
             replica.leases,
             replica.permits,
             lambda: replica.liveness.sightings,
+            lambda: replica.report.ignored,
         ),
         facts=FactsAdmin(replica.store, view),
         report=replica.report,

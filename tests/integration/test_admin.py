@@ -379,6 +379,12 @@ async def test_health_says_what_is_wrong(tmp_path: Path, embedded_url: str) -> N
         seen = await one.admin.GetHealth(admin_pb2.GetHealthRequest())
         assert (seen.active_leases, seen.held_permits, seen.waiting_permits, seen.active_lanes) == (0, 1, 0, 0)
         assert (seen.status, seen.replica, seen.version) == (admin_pb2.HEALTH_STATUS_OK, "one", RELEASE)
+        assert [(each.replica, each.version) for each in seen.replicas] == [("one", RELEASE)]
+        repeated = outcome("r", 400, report_id="again")
+        for _ in range(2):
+            await one.policy.ReportOutcome(repeated)
+        again = await one.admin.GetHealth(admin_pb2.GetHealthRequest())
+        assert again.ignored_reports["duplicate"] == seen.ignored_reports.get("duplicate", 0) + 1
         assert seen.database.reachable
         assert seen.database.HasField("latency_ms")
         assert [(each.key, each.state_text) for each in seen.breakers] == [("openai", "OPEN")]

@@ -238,6 +238,26 @@ class GetHealthResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class IgnoredReportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATUS_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
@@ -254,6 +274,7 @@ class GetHealthResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SPOOLED_EVENTS_FIELD_NUMBER: _builtins.int
     CONVERGENCE_FIELD_NUMBER: _builtins.int
+    IGNORED_REPORTS_FIELD_NUMBER: _builtins.int
     status: Global___HealthStatus.ValueType
     """Condition."""
     replica: _builtins.str
@@ -296,6 +317,12 @@ class GetHealthResponse(_message.Message):
     def convergence(self) -> Global___Convergence:
         """How fast changes of other replicas become visible here."""
 
+    @_builtins.property
+    def ignored_reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Reports to this replica that were statistics only for some key, by cause, since its start: `duplicate`,
+        `stale_generation`, `void_permit`, `stale_success`, `suppressed` and further texts of ReportOutcomeResponse.ignored_texts.
+        """
+
     def __init__(
         self,
         *,
@@ -315,10 +342,11 @@ class GetHealthResponse(_message.Message):
         version: _builtins.str = ...,
         spooled_events: _builtins.int = ...,
         convergence: Global___Convergence | None = ...,
+        ignored_reports: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["convergence", b"convergence", "database", b"database"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_lanes", b"active_lanes", "active_leases", b"active_leases", "breakers", b"breakers", "convergence", b"convergence", "cooling_connections", b"cooling_connections", "database", b"database", "held_permits", b"held_permits", "model_lockouts", b"model_lockouts", "policy_revision", b"policy_revision", "replica", b"replica", "replicas", b"replicas", "spooled_events", b"spooled_events", "status", b"status", "version", b"version", "view_age_ms", b"view_age_ms", "waiting_permits", b"waiting_permits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_lanes", b"active_lanes", "active_leases", b"active_leases", "breakers", b"breakers", "convergence", b"convergence", "cooling_connections", b"cooling_connections", "database", b"database", "held_permits", b"held_permits", "ignored_reports", b"ignored_reports", "model_lockouts", b"model_lockouts", "policy_revision", b"policy_revision", "replica", b"replica", "replicas", b"replicas", "spooled_events", b"spooled_events", "status", b"status", "version", b"version", "view_age_ms", b"view_age_ms", "waiting_permits", b"waiting_permits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

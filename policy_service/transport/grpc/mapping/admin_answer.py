@@ -150,6 +150,7 @@ def health(each: Health, release: str) -> admin_pb2.GetHealthResponse:
         version=release,
         spooled_events=each.spooled_events,
         convergence=admin_pb2.Convergence(**each.convergence._asdict()),
+        ignored_reports=each.ignored_reports,
     )
 
 
