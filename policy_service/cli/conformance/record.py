@@ -57,6 +57,7 @@ class UpstreamCall:
         at: arrival of the whole request.
         headers: names in lower case.
         body: whole.
+        answered_at: before the answer, or the last event of it, was written: the caller can't have known of it earlier.
         ended_at: when the answer was out, or the caller hung up.
         left: the caller hung up first.
     """
@@ -65,6 +66,7 @@ class UpstreamCall:
     at: float
     headers: Headers = ()
     body: bytes = b""
+    answered_at: float = 0.0
     ended_at: float = math.inf
     left: bool = False
 

@@ -76,7 +76,7 @@ class ScriptedUpstreams:
             body = b"".join([piece async for piece in read_body(reader, head, until_end=False)])
         call = UpstreamCall(connection, time.monotonic(), head.headers, body)
         behaviour = self._next(call)
-        answering = asyncio.create_task(_behave(behaviour, writer))
+        answering = asyncio.create_task(_behave(behaviour, call, writer))
         leaving = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,10 +119,11 @@ def _is_broken(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is not None
 
 
-async def _behave(behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
+async def _behave(behaviour: Behaviour, call: UpstreamCall, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(behaviour.after_ms / 1000)
+    call.answered_at = time.monotonic()
     if behaviour.events:
-        await _stream(behaviour, writer)
+        await _stream(behaviour, call, writer)
     elif behaviour.end == "whole":
         writer.write(_whole(behaviour))
     elif behaviour.end == "garbage":
@@ -142,11 +143,12 @@ def _head(behaviour: Behaviour, headers: list[tuple[str, str]]) -> bytes:
     return encode_head(f"HTTP/1.1 {behaviour.status} Scripted", [*headers, *own, ("connection", "close")])
 
 
-async def _stream(behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
+async def _stream(behaviour: Behaviour, call: UpstreamCall, writer: asyncio.StreamWriter) -> None:
     writer.write(_head(behaviour, [("content-type", "text/event-stream"), ("transfer-encoding", "chunked")]))
     for number, event in enumerate(behaviour.events):
         await asyncio.sleep(behaviour.gap_ms / 1000 if number else 0)
         data = f"data: {event}\n\n".encode()
+        call.answered_at = time.monotonic()
         writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         await writer.drain()
     if behaviour.end == "whole":

@@ -122,7 +122,7 @@ def pauses(record: Record, given: Mapping[str, Any]) -> Finding:
     """Between two calls there is the pause that was asked for."""
     if len(record.upstream) < 2:
         return absent("there was no second call")
-    pause_ms = (record.upstream[1].at - record.upstream[0].ended_at) * 1000
+    pause_ms = (record.upstream[1].at - record.upstream[0].answered_at) * 1000
     wanted = given["pause_ms"]
     return holds(pause_ms >= wanted - _EARLY_S * 1000, f"a pause of {wanted} ms", f"{pause_ms:.0f} ms")
 
