@@ -58,7 +58,7 @@ class Liveness:
 
     async def sign(self) -> None:
         """Sign now and take over who stands; a failure leaves what is known."""
-        self.sightings = await self._sign(self._every_ms * STANDS_FOR, SIGN_MS) or self.sightings
+        self.sightings = _by_name(await self._sign(self._every_ms * STANDS_FOR, SIGN_MS)) or self.sightings
 
     async def _loop(self) -> None:
         while True:
@@ -73,3 +73,10 @@ class Liveness:
         except Exception:
             log.exception("the roll could not be signed")
         return ()
+
+
+def _by_name(sightings: tuple[Sighting, ...]) -> tuple[Sighting, ...]:
+    """The newest of each name, as evidence has replicas: one that was killed and started again is one."""
+    newest = {each.signer.name: each for each in sorted(sightings, key=lambda each: each.seen_at)}
+    names = dict.fromkeys(each.signer.name for each in sightings)
+    return tuple(newest[name] for name in names)

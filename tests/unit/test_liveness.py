@@ -54,6 +54,19 @@ async def test_a_signature_outlives_lost_rounds_and_no_more() -> None:
     assert names(two) == ["r1"]
 
 
+async def test_two_lives_of_one_name_are_one_replica() -> None:
+    """One that was killed and started again, before its old signature has run out."""
+    time = FakeTime()
+    store = MemoryStore(MemoryDatabase(time.database))
+    other = Liveness(store, OTHER, every_ms=EVERY_MS)
+    await Liveness(store, ME, every_ms=EVERY_MS).sign()
+    time.ms += 1
+    reborn = Signer("life-3", "r1", "0.2.0")
+    await Liveness(store, reborn, every_ms=EVERY_MS).sign()
+    await other.sign()
+    assert [each.signer for each in other.sightings] == [OTHER, reborn]
+
+
 async def test_what_was_read_last_stands_while_the_store_is_away() -> None:
     time, (one, two), (_, away) = fleet_of(2)
     await one.sign()
