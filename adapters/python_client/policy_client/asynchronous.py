@@ -34,6 +34,7 @@ A = TypeVar("A", bound=Message)
 
 AsyncCall = Callable[[Attempt], Awaitable[Answer[T]]]
 """Makes one upstream call. An exception of the network stack is an outcome; any other ends the request."""
+Work = Callable[..., Coroutine[Any, Any, None]]
 
 
 class AsyncPolicyClient:
@@ -187,7 +188,7 @@ class AsyncPolicyClient:
             ServiceError, ServiceAwayError: the call failed.
         """
         lease = AsyncLease(await self._acquire(wanted), self._core.sources.now)
-        renewing = asyncio.create_task(self._renew(lease))
+        renewing = asyncio.create_task(_logged(self._renew, lease))
         is_cancelled = False
         try:
             yield lease
@@ -196,7 +197,7 @@ class AsyncPolicyClient:
             raise
         finally:
             renewing.cancel()
-            self._spawn(self._give_back(lease.held, is_cancelled))
+            self._spawn(self._give_back, lease.held, is_cancelled)
 
     async def _acquire(self, wanted: leasing.Wanted) -> leasing.Held:
         asked_at = self._core.sources.now()
@@ -229,10 +230,10 @@ class AsyncPolicyClient:
     # -- behind ----------------------------------------------------------------------------------------
     def _send_behind(self, behind: tuple[Behind, ...]) -> None:
         for each in behind:
-            self._spawn(self._send(each))
+            self._spawn(self._send, each)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(_logged(work))
+    def _spawn(self, work: Work, *arguments: Any) -> None:
+        task = asyncio.get_running_loop().create_task(_logged(work, *arguments))
         self._behind.add(task)
         task.add_done_callback(self._behind.discard)
 
@@ -273,7 +274,7 @@ class AsyncPolicyClient:
     # -- keeping grants alive --------------------------------------------------------------------------
     def _keep_alive(self, hold: Hold | None) -> None:
         if hold is not None and hold.token not in self._holds:
-            self._holds[hold.token] = asyncio.create_task(_logged(self._keep_renewing(hold)))
+            self._holds[hold.token] = asyncio.create_task(_logged(self._keep_renewing, hold))
 
     async def _keep_renewing(self, hold: Hold) -> None:
         request = messages.RenewPermitRequest(decision_token=hold.token)
@@ -306,7 +307,7 @@ class AsyncPolicyClient:
 
     def _look_for_service(self) -> None:
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(_logged(self._look()))
+            self._looking = asyncio.get_running_loop().create_task(_logged(self._look))
 
     async def _look(self) -> None:
         times = 0
@@ -364,9 +365,10 @@ async def _called(call: AsyncCall[T], attempt: Attempt) -> steps.Event[T]:
         return steps.Raised(error)
 
 
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
+async def _logged(work: Work, *arguments: Any) -> None:
+    # Made here, not by the caller: a task that is cancelled before its start would leave a coroutine behind.
     try:
-        await work
+        await work(*arguments)
     except PolicyClientError as error:
         log.info("not done: %s", error)
     except Exception:

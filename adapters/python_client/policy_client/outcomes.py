@@ -116,11 +116,11 @@ def local_fault(kind: LocalFaultKind.ValueType = EXECUTION, text: str = "") -> O
 
 def of_exception(error: BaseException) -> Outcome:
     """What an exception of a call means: a network error where it is one, else a fault of our own."""
+    if type(error).__name__ == "PoolTimeout":
+        return local_fault(OWN_QUEUE, "PoolTimeout")
     kind = network_kind(error)
     if kind is not None:
         return network(kind, _told(error))
-    if type(error).__name__ == "PoolTimeout":
-        return local_fault(OWN_QUEUE, "PoolTimeout")
     return local_fault(EXECUTION, type(error).__name__)
 
 
@@ -137,6 +137,7 @@ _BY_NAME: dict[str, NetworkErrorKind.ValueType] = {
     "ReadTimeout": READ_TIMEOUT,
     "ReadTimeoutError": READ_TIMEOUT,
     "WriteTimeout": READ_TIMEOUT,
+    "TimeoutException": READ_TIMEOUT,
     "ProxyError": PROXY_UNREACHABLE,
     "ProtocolError": PROTOCOL_ERROR,
     "ConnectError": CONNECT_REFUSED,
