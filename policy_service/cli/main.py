@@ -71,11 +71,12 @@ def demo(
 def bench(
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of each measurement.")] = 5.0,
     as_json: JsonFlag = False,
+    with_envoy: Annotated[bool, typer.Option("--envoy", help="Measure the Envoy door instead.")] = False,
 ) -> None:
-    """Measure the service against a bare gRPC echo with the same messages."""
+    """Measure the service against a bare gRPC echo with the same messages, or its Envoy door against an empty one."""
     from policy_service.cli import bench as measurement
 
-    raise typer.Exit(measurement.run(seconds=seconds, as_json=as_json))
+    raise typer.Exit(measurement.run(seconds=seconds, as_json=as_json, with_envoy=with_envoy))
 
 
 @app.command()
@@ -91,6 +92,7 @@ def conformance(
     as_json: JsonFlag = False,
     base_port: Annotated[int, typer.Option(help="Port of the scripted service, upstreams follow; 0: free ones.")] = 0,
     wait_s: Annotated[float, typer.Option(help="How long the gateway may take to listen.")] = 60.0,
+    log: Annotated[Path | None, typer.Option(help="File for what the gateway prints.")] = None,
     path: Annotated[str, typer.Option(help="Where clients post completions.")] = "/v1/chat/completions",
     model: Annotated[str, typer.Option(help="Model that clients ask for.")] = "conformance",
     client_key: Annotated[str, typer.Option(help="Bearer key of clients.")] = "client-key-of-the-conformance-kit",
@@ -101,7 +103,7 @@ def conformance(
     if list_rules:
         raise typer.Exit(kit.show_rules())
     access = kit.GatewayAccess("", path, model, client_key)
-    options = kit.Options(target, command, only or (), case or (), without or (), base_port, wait_s, access)
+    options = kit.Options(target, command, only or (), case or (), without or (), base_port, wait_s, log, access)
     raise typer.Exit(kit.run(options, as_json=as_json))
 
 

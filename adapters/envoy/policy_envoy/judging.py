@@ -97,8 +97,10 @@ def _selected(state: Attempt, event: Selected) -> Next:
 
 def _retry(state: Attempt) -> Next:
     """Let the retry policy of Envoy see the restated answer, and the header that says go on."""
-    headers = (*_restated(state), (RETRY_HEADER, "1"))
-    return done(state, *_leaving(state), Pass(state.answers, headers, chain=state.flight), *given_back(state))
+    again = Pass(state.answers, (*_restated(state), (RETRY_HEADER, "1")), chain=state.flight)
+    # Of a held answer whose end is in, Envoy 1.40 lets the head go only when the end follows it.
+    rest = (Pass("response_body", chunk=state.held, is_end=True),) if state.is_held_end else ()
+    return done(state, *_leaving(state), again, *rest, *given_back(state))
 
 
 def _leaving(state: Attempt) -> tuple[Action, ...]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from policy_envoy import local_replies
-from policy_envoy.actions import Action, Hold, Leave, Mode, Pass, Register, Select, Settle, Sleep
+from policy_envoy.actions import Action, Hold, Leave, Mode, Pass, Register, Release, Select, Settle, Sleep
 from policy_envoy.client_request import (
     NO_BODY,
     BodyFacts,
@@ -35,7 +35,7 @@ from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
 from policy_envoy.names import ATTEMPT_COUNT_HEADER, CONTROL_HEADERS, ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER
 from policy_envoy.options import DoorOptions
 from policy_envoy.phases import Next, Table
-from policy_service.generated.policy.v1 import policy_pb2
+from policy_service.generated.policy.v1 import permit_pb2, policy_pb2
 
 
 class Phase(StrEnum):
@@ -169,8 +169,11 @@ _PASSED = Pass("response_headers", remove_headers=(ATTEMPT_COUNT_HEADER,))
 
 def _left(state: Listener, event: Closed) -> Next:
     """Closed before the head of an answer: the client has left."""
-    settled = Settle(state.flight, is_client_gone=True)
-    return Next(state._replace(phase=Phase.OVER), (settled, Leave(state.flight)))
+    flight = state.flight
+    request = permit_pb2.ReleasePermitRequest(decision_token=flight.token)
+    untouched = (Release(request),) if flight.permit_ids and not flight.begun else ()
+    settled = Settle(flight, is_client_gone=True)
+    return Next(state._replace(phase=Phase.OVER), (*untouched, settled, Leave(flight)))
 
 
 def _nothing(state: Listener, event: object) -> Next:

@@ -10,15 +10,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from policy_envoy import actions, events, registry, wire
 from policy_envoy.calls import PolicyCallError, PolicyCalls
-from policy_service.generated.policy.v1 import lease_pb2, permit_pb2
+from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 
 log = logging.getLogger(__name__)
 
 Write = Callable[[bytes], Awaitable[None]]
+T = TypeVar("T")
 RENEW_EVERY_S = 1.0
 
 
@@ -46,7 +47,7 @@ class Performer:
     now_ms: Callable[[], float]
     flights: registry.Registry = field(default_factory=registry.Registry)
     counters: Counters = field(default_factory=Counters)
-    _background: set[asyncio.Task[None]] = field(default_factory=set)
+    _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _renewer: asyncio.Task[None] | None = None
 
     async def perform(self, write: Write | None, action: actions.Action) -> Any:
@@ -86,16 +87,20 @@ class Performer:
         return events.Selected(answer, self.now_ms())
 
     async def _report(self, write: Write | None, action: actions.Report) -> Any:
+        """In a task of its own: Envoy may end the stream, and with it whoever waits here, before the report is in."""
         self.counters.reports += 1
         if action.request.final:
             self.flights.free(action.request.decision_token)
+        task = self._run(self._reported(action.request))
+        return await asyncio.shield(task) if action.is_awaited else None
+
+    async def _reported(self, request: policy_pb2.ReportOutcomeRequest) -> events.Judged | events.CallFailed:
         try:
-            answer = await self.calls.report(action.request)
+            return events.Judged(await self.calls.report(request))
         except PolicyCallError as error:
             self.counters.lost_reports += 1
             log.warning("a report was not taken: %s", error.message)
-            return events.CallFailed(error.code, error.http_status, error.message) if action.is_awaited else None
-        return events.Judged(answer) if action.is_awaited else None
+            return events.CallFailed(error.code, error.http_status, error.message)
 
     async def _acquire(self, write: Write | None, action: actions.Acquire) -> Any:
         try:
@@ -108,8 +113,11 @@ class Performer:
             return _call_failed(error)
 
     async def _release(self, write: Write | None, action: actions.Release) -> None:
+        self._run(self._released(action.request))
+
+    async def _released(self, request: permit_pb2.ReleasePermitRequest) -> None:
         try:
-            await self.calls.release(action.request)
+            await self.calls.release(request)
         except PolicyCallError as error:
             log.warning("a permit was not given back and ends by time: %s", error.message)
 
@@ -156,10 +164,11 @@ class Performer:
                 except PolicyCallError as error:
                     log.warning("permits were not renewed: %s", error.message)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 _PERFORMED: Mapping[type, Callable[[Performer, Write | None, Any], Awaitable[Any]]] = {

@@ -124,9 +124,13 @@ class Door:
         perform = self._performer.perform
         while event is not None:
             run.state, wanted = step(run.table, run.state, event)
-            event = None
-            for action in wanted:
-                event = await perform(write, action) or event
+            event, left = None, iter(wanted)
+            try:
+                for action in left:
+                    event = await perform(write, action) or event
+            except BaseException:  # Envoy is gone, which is no reason to keep a report back
+                self._performer.spawn(tuple(left))
+                raise
 
     def _finish(self, run: Run) -> None:
         """The stream is over; what there is to tell is told in the background, since this one may be cancelled."""

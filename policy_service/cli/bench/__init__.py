@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import uvloop
 
 from policy_service.cli import exit_codes
-from policy_service.cli.bench import h2load, inprocess, report, wire
+from policy_service.cli.bench import h2load, inprocess, report, streams, wire
 from policy_service.cli.bench.cases import Case, catalogue
 from policy_service.cli.bench.echo import echo_path, write_script
 from policy_service.cli.bench.figures import Figure, alone
@@ -22,19 +22,20 @@ from policy_service.cli.bench.processes import BenchError, free_address, running
 from policy_service.cli.output import note, progress, say
 
 
-def run(seconds: float, as_json: bool) -> int:
+def run(seconds: float, as_json: bool, *, with_envoy: bool = False) -> int:
     """Measure and print.
 
     Args:
         seconds: length of each measurement, over all its rounds.
         as_json: print JSON instead of a table.
+        with_envoy: measure the Envoy door instead.
 
     Returns:
         0 whether goals are met or not (the output says so); 1 where something could not be measured.
     """
     client, before = _client(), _load()
     try:
-        figures = uvloop.run(_measure(seconds, client))
+        figures = uvloop.run(_measure_envoy(seconds) if with_envoy else _measure(seconds, client))
     except BenchError as error:
         note(f"error: {error}")
         return exit_codes.FAILED
@@ -42,7 +43,7 @@ def run(seconds: float, as_json: bool) -> int:
     if as_json:
         say(report.as_json(conditions, figures))
     else:
-        report.print_table(conditions, figures)
+        report.print_table(conditions, figures, report.NO_OP if with_envoy else report.ECHO)
     return exit_codes.OK
 
 
@@ -68,13 +69,19 @@ def _load() -> float:
     return os.getloadavg()[0]
 
 
+async def _measure_envoy(seconds: float) -> list[Figure]:
+    from policy_service.cli.bench import envoy  # needs the extra `envoy`
+
+    return await envoy.figures(seconds)
+
+
 async def _measure(seconds: float, client: Client) -> list[Figure]:
     with TemporaryDirectory(prefix="policy-bench-") as name:
         place = Path(name)
         file = place / "catalogue.yaml"
         file.write_text(catalogue(), encoding="utf-8")
         with progress("in-process figures"):
-            inside = await inprocess.figures(place, file, seconds)
+            inside = [*await inprocess.figures(place, file, seconds), *streams.figures(seconds)]
         return [*await _compare(place, file, client, seconds), *inside]
 
 

@@ -40,6 +40,10 @@ GOALS: Final[dict[str, Goal]] = {
     "database.statements_per_decision": Goal("service", "<=", 0),
     "classify.p50": Goal("service", "<", 60),
     "tracing.off": Goal("ratio", "<=", 1.02),
+    "envoy.headers.added_p50": Goal("ratio", "<=", 1.5),
+    "envoy.body.added_p50": Goal("ratio", "<=", 1.5),
+    "envoy.headers.throughput": Goal("ratio", ">=", 0.7),
+    "envoy.body.throughput": Goal("ratio", ">=", 0.7),
 }
 
 

@@ -35,9 +35,17 @@ def as_json(conditions: Conditions, figures: list[Figure]) -> str:
     return json.dumps({"conditions": asdict(conditions), "figures": [f.as_json() for f in figures]}, indent=2)
 
 
-def print_table(conditions: Conditions, figures: list[Figure]) -> None:
-    """Figures with goals, then how far to trust them."""
-    table = Table(box=box.SIMPLE_HEAD, title="policy-service against a bare grpc.aio echo with the same messages")
+ECHO: Final = "a bare grpc.aio echo with the same messages"
+NO_OP: Final = "an ext_proc server in Python that decides nothing, in the same phases"
+
+
+def print_table(conditions: Conditions, figures: list[Figure], reference: str = ECHO) -> None:
+    """Figures with goals, then how far to trust them.
+
+    Args:
+        reference: what the service is held against.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title=f"policy-service against {reference}")
     table.add_column("figure", no_wrap=True)
     for name in ("service", "reference", "ratio"):
         table.add_column(name, justify="right")
@@ -47,7 +55,7 @@ def print_table(conditions: Conditions, figures: list[Figure]) -> None:
         table.add_row(*_row(figure))
     console = Console() if sys.stdout.isatty() else Console(width=_PAPER_COLUMNS)
     console.print(table)
-    console.print(_caption(conditions), highlight=False)
+    console.print(_caption(conditions, reference), highlight=False)
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
@@ -76,12 +84,12 @@ def _mark(figure: Figure) -> str:
     return "[green]met[/green]" if figure.met else "[red]missed[/red]"
 
 
-def _caption(conditions: Conditions) -> str:
+def _caption(conditions: Conditions, reference: str) -> str:
     load = f"{conditions.load_before:.1f} before, {conditions.load_after:.1f} after"
     return (
         f"Client: {conditions.client}; failures: {conditions.failure_client}. "
         f"{conditions.cpus} CPUs, load {load}, Python {conditions.python}. "
         f"Medians of {conditions.rounds} interleaved rounds, {conditions.seconds:g} s a measurement; "
-        "the reference is the echo, for spans the same code without them. "
+        f"the reference is {'the echo, for spans the same code without them' if reference is ECHO else reference}. "
         "Ratios travel between machines, absolute figures do not."
     )

@@ -39,6 +39,7 @@ class Options:
         without: features that the gateway does without.
         base_port: of the stage; 0: free ports.
         wait_s: how long the gateway may take to listen.
+        log: file for what the gateway prints; None: only its end is shown, where it ends too early.
         access: how clients reach it; the address is filled in.
     """
 
@@ -49,6 +50,7 @@ class Options:
     without: Sequence[str] = ()
     base_port: int = 0
     wait_s: float = 60.0
+    log: Path | None = None
     access: GatewayAccess = field(default_factory=lambda: GatewayAccess(""))
 
 
@@ -138,7 +140,8 @@ async def _gateway(options: Options, stage: Stage, place: Path) -> AsyncIterator
     listen = "" if options.target else f"127.0.0.1:{_free_port()}"
     variables = gateway_process.environment(stage, place, listen, options.access.key)
     if options.command:
-        async with gateway_process.started(options.command, variables, place, options.wait_s) as gateway:
+        log = options.log or place / "gateway.log"
+        async with gateway_process.started(options.command, variables, log, options.wait_s) as gateway:
             yield gateway
         return
     for name, value in variables.items():

@@ -102,7 +102,8 @@ class Case:
         says: the case in one sentence.
         policy: steps by method; past their end the defaults of the scripted service answer.
         upstreams: behaviours by connection; past their end a plain 200.
-        clients: requests, sent one after the other.
+        clients: requests, sent one after the other, or all at once.
+        together: all at once.
         expect: arguments of the rules that this case judges.
         exempt: rules for every case that are not judged here.
         settle_ms: how long late calls are waited for at most.
@@ -121,6 +122,7 @@ class Case:
     settle_ms: int = 1_500
     watch_ms: int = 0
     rest_ms: int = 0
+    together: bool = False
     token_bytes: int = 96
 
 

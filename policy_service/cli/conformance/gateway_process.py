@@ -69,13 +69,12 @@ def _upstream(stage: Stage, connection: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def started(command: str, variables: Mapping[str, str], place: Path, wait_s: float) -> AsyncIterator[Running]:
-    """Run a command line of the shell until the end of the block; it listens by then.
+async def started(command: str, variables: Mapping[str, str], log: Path, wait_s: float) -> AsyncIterator[Running]:
+    """Run a command line of the shell until the end of the block; it listens by then. `log`: for what it prints.
 
     Raises:
         GatewayNotReadyError: it ends, or does not listen within `wait_s`.
     """
-    log = place / "gateway.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_shell(
             command,

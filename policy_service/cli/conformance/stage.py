@@ -43,9 +43,14 @@ class Stage:
         record = Record(case, keys=self.keys, secrets=_secrets(case, access))
         self._service.begin(record)
         self._scripted.begin(record)
-        for script in case.clients:
+        send = [exchange(access, script, mark(case.name)) for script in case.clients]
+        if case.together:
+            record.clients += await asyncio.gather(*send)
+            await _settle(record)
+            return record
+        for script, request in zip(case.clients, send, strict=True):
             await asyncio.sleep(script.after_ms / 1000)
-            record.clients.append(await exchange(access, script, mark(case.name)))
+            record.clients.append(await request)
             await _settle(record)
         return record
 

@@ -80,6 +80,20 @@ def targets_match_calls(record: Record, _: Mapping[str, Any]) -> Finding:
 
 
 @check
+def targets_belong(record: Record, _: Mapping[str, Any]) -> Finding:
+    """Each report names a target of the decision whose token it carries, and each decision is reported."""
+    if not dispatched(record):
+        return absent("no Dispatch was answered")
+    found = {place(record, call.request): call.request.target.connection for call in attempts(record)}
+    wanted = {
+        number: decision.dispatch.target.connection
+        for number, decision in enumerate(record.decisions)
+        if decision.HasField("dispatch")
+    }
+    return holds(found == wanted, f"targets by decision: {wanted}", f"{found}")
+
+
+@check
 def outcomes(record: Record, given: Mapping[str, Any]) -> Finding:
     """Attempt by attempt, the outcome is one of those listed."""
     found = [outcome(call.request) for call in attempts(record)]
