@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from policy_service.application.admission_plan import acquire_early, admission_scope
+from policy_service.application.gate_loads import GateLoads
 from policy_service.application.granted import Granted
 from policy_service.application.messages import PermitGrant, PermitKind, PermitRef, PermitUse, SelectRequest
 from policy_service.application.permit_gates import FREE
-from policy_service.application.permit_work import Passage, PermitAsk
+from policy_service.application.permit_work import Passage, PermitAsk, PermitRefusal, store_lost
 from policy_service.application.permits import Permits
 from policy_service.application.ports import Clock, Committed, Scope, Store, StoreUnavailableError, Unit, UnitResult
 from policy_service.application.probe_acquire import Probes, digest, permit_id_of
@@ -23,6 +24,7 @@ from policy_service.application.view import View
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import DurationMs, Instant, Target
+from policy_service.domain.permits import HTTP_STATUS, PermitCode
 from policy_service.domain.pool_guard import PanicPermit, PanicState, give_panic_back, take_panic
 from policy_service.domain.state import StateBook
 
@@ -31,6 +33,8 @@ T = TypeVar("T")
 GIVE_BACK_MS: DurationMs = 2_000
 HARD_MS: DurationMs = 200
 """Longest transaction of a gate: an exact cap has no answer without the store, so it gets more time than a probe."""
+LONGEST_MS: DurationMs = 2_000
+"""The same for a caller that is ready to wait; longer than this no transaction takes that gets an answer at all."""
 PANIC_TTL_MS: DurationMs = 120_000
 EARLY = "early:"
 PANIC = "pool:"
@@ -75,6 +79,11 @@ class Grants:
             in_background=self.in_background,
         )
 
+    @property
+    def loads(self) -> GateLoads:
+        """How full the gates are, as last seen."""
+        return self._permits.loads
+
     async def acquire(
         self,
         target: Target,
@@ -118,16 +127,18 @@ class Grants:
         full = [gate.key for gate in passage.gates if loads.is_full(gate.key, gate.limit)]
         if full and line_ms <= 0 and not request.is_retry_safe:
             # Known to be full, and no repeated call that may hold a place already: the transaction would say the same.
-            return Granted(refusal=Exclusion(target, "concurrency_cap", loads.of(full[0]).first_end))
+            load = loads.of(full[0])
+            told = PermitRefusal(PermitCode.TIMEOUT, HTTP_STATUS[PermitCode.TIMEOUT], full[0], load.waiting)
+            return Granted(refusal=Exclusion(target, "concurrency_cap", load.first_end), answer=told)
         ask = PermitAsk(
             passage,
             _call_id(request),
             timeout_ms=line_ms,
             ttl_ms=self._view.policy.setting("concurrency.permit_ttl_ms"),
             start_timeout_ms=request.start_timeout_ms,
-            store_ms=max(self._budget_ms, line_ms, HARD_MS),
+            store_ms=max(self._budget_ms, HARD_MS, min(line_ms, LONGEST_MS)),
         )
-        outcome = await self._permits.acquire(ask)
+        outcome = store_lost(ask) if self._store_away() else await self._permits.acquire(ask)
         if outcome.is_held:
             return Granted(
                 permits=outcome.grants,

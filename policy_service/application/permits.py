@@ -76,8 +76,6 @@ class Permits:
         self._beat_at = 0.0
         self._end_subscription: Callable[[], Awaitable[None]] | None = None
         self.loads = GateLoads(store, monotonic_ms)
-        self.overflow = 0
-        """Dispatches that went on without the permit they should have had."""
         self.withdrawn = 0
         self._learned: dict[str, Instant] = {}
 

@@ -39,6 +39,8 @@ class Selection:
     accounts: dict[int, Target] | None = None
     """Accounts that replace the account strategy's choice, by position."""
     pin: PinAnswer | None = None
+    degraded: tuple[str, ...] = ()
+    """Why this answer is degraded beyond what the replica knows of its view."""
     sticky: StickyKey | None = None
     """Conversation that this decision belongs to, for route stickiness."""
 

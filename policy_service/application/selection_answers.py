@@ -87,7 +87,7 @@ def gate_refusal(refusal: PermitRefusal, pool: Pool) -> Reject:
         refusal.http_status,
         refusal.code,
         "service_unavailable" if refusal.http_status >= 500 else "rate_limit_error",
-        refusal.code,
+        refusal.reason,
         "wait",
         f"{refusal.code}: {refusal.depth} in line at {refusal.gate}",
         refusal.retry_after_s,

@@ -147,7 +147,7 @@ class Replies:
             if position == chosen or position in s.gated.probing:
                 continue
             target = self._named(s, position)
-            if not self._passages.needed(s.pool, position, target.target):
+            if not self._passages.needed_behind(s.pool, position, target.target):
                 found.append(target)
                 if len(found) == limit:
                     break
@@ -264,11 +264,12 @@ class Replies:
             pool_size=s.pool.size,
             excluded_count=len(s.excluded),
         )
-        return self._stamp(answer)
+        return self._stamp(answer, s.degraded)
 
-    def _stamp(self, answer: SelectAnswer) -> SelectAnswer:
+    def _stamp(self, answer: SelectAnswer, degraded: tuple[str, ...] = ()) -> SelectAnswer:
         """Revision, age of the view and degradation; every answer carries them."""
-        answer.view_age_ms, answer.degraded_reasons = self._freshness.stamp(answer.decided_at)
+        answer.view_age_ms, reasons = self._freshness.stamp(answer.decided_at)
+        answer.degraded_reasons = tuple(dict.fromkeys((*reasons, *degraded))) if degraded else reasons
         answer.is_degraded = bool(answer.degraded_reasons)
         answer.policy_revision = self._view.policy.revision
         return answer

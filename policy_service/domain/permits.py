@@ -18,6 +18,8 @@ from policy_service.domain.line import Answer, PermitAnswer, earliest_expiry
 
 RETRY_AFTER_MAX_S = 3_600
 FLEET_GATE = "global"
+QUOTA_SHARE = "quota-share"
+"""The one strategy whose requests may go on without a permit (section 4.2)."""
 
 
 class PermitCode(StrEnum):
@@ -73,7 +75,7 @@ class AtCap(StrEnum):
     EXCLUDE = "exclude"
 
 
-_AT_CAP = {"": AtCap.WAIT, "quota-share": AtCap.QUOTA_SHARE, "round-robin": AtCap.PASS_OVER}
+_AT_CAP = {"": AtCap.WAIT, QUOTA_SHARE: AtCap.QUOTA_SHARE, "round-robin": AtCap.PASS_OVER}
 
 
 def at_cap(strategy: str) -> AtCap:
@@ -130,7 +132,7 @@ def _limit_or_infinite(gate: Gate) -> float:
 
 def takes_permit(strategy: str, cap: int | None, quota_share_enabled: bool) -> bool:
     """True if a dispatch takes a permit: always at a cap, but quota-share can be switched off as a whole."""
-    return cap is not None and (quota_share_enabled or strategy != "quota-share")
+    return cap is not None and (quota_share_enabled or strategy != QUOTA_SHARE)
 
 
 def block_until(value: object, now: Instant) -> Instant | None:
@@ -200,7 +202,7 @@ _PROCEEDS_ON = frozenset({PermitCode.QUEUE_FULL, PermitCode.TIMEOUT, PermitCode.
 
 def proceeds_without_permit(strategy: str, mode: OnSaturation, code: PermitCode) -> bool:
     """True if a quota-share request goes on without a permit (section 4.2); such dispatches count as overflow."""
-    return strategy == "quota-share" and mode is OnSaturation.PROCEED and code in _PROCEEDS_ON
+    return strategy == QUOTA_SHARE and mode is OnSaturation.PROCEED and code in _PROCEEDS_ON
 
 
 def fallback_needs_permit(mode: OnSaturation) -> bool:
