@@ -313,19 +313,37 @@ class Gateway:
         return {**kept, **{header.name: header.value for header in added}, "authorization": f"Bearer {key}"}
 
     async def stream(self, journey: Journey, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
-        """Pass events on as they come; an error event is kept for the report, a break reaches the client as one."""
+        """Pass events on as they come. Where the first one is an error nothing has begun: another target may serve."""
         attempt.is_streamed = True
+        begun = await self.first_event(attempt, response)
+        if attempt.stream_error:
+            return
         attempt.response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await attempt.response.prepare(journey.request)
         try:
+            await attempt.response.write(begun)
             async for line in response.content:
-                if line.startswith(b"data:") and b'"error"' in line:
-                    attempt.stream_error = line.removeprefix(b"data:").strip()[:BODY_LIMIT]
+                self.look(attempt, line)
                 await attempt.response.write(line)
         except aiohttp.ClientPayloadError:
             if journey.request.transport:
-                journey.request.transport.abort()
+                journey.request.transport.abort()  # the break reaches the client as one
             raise
+
+    async def first_event(self, attempt: Attempt, response: aiohttp.ClientResponse) -> bytes:
+        """What comes up to the first event, that one included."""
+        begun = b""
+        async for line in response.content:
+            self.look(attempt, line)
+            begun += line
+            if line.startswith(b"data:"):
+                break
+        return begun
+
+    def look(self, attempt: Attempt, line: bytes) -> None:
+        """Keep an error event for the report."""
+        if line.startswith(b"data:") and b'"error"' in line:
+            attempt.stream_error = line.removeprefix(b"data:").strip()[:BODY_LIMIT]
 
     # -- reporting -------------------------------------------------------------------------------------
     async def report(self, journey: Journey, held: Held, attempt: Attempt) -> Any:

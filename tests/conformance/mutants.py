@@ -258,6 +258,17 @@ class NamesAnotherTarget(Messages):
         message.target.CopyFrom(target("alpha"))
 
 
+class RemembersOneDecision(Gateway):
+    held: Any = None
+
+    async def walk(self, journey: Any, held: Any) -> Any:
+        self.held = held
+        return await super().walk(journey, held)
+
+    def message(self, held: Any, attempt: Any) -> Any:
+        return super().message(self.held, attempt)
+
+
 class IsNeverDone(Messages):
     def spoil(self, message: Any, attempt: Any) -> None:
         message.final = False
@@ -319,6 +330,11 @@ class KeepsTheStream(Gateway):
         attempt.is_streamed, attempt.response = True, web.StreamResponse()
         await attempt.response.prepare(journey.request)
         await attempt.response.write(whole)
+
+
+class BeginsTheStreamAtOnce(Gateway):
+    async def first_event(self, attempt: Any, response: Any) -> bytes:
+        return b""
 
 
 class DoesNotSayStreamed(Messages):
@@ -471,6 +487,7 @@ MUTANTS: dict[str, list[tuple[str, type[Any]]]] = {
     "attempt-offsets": [("fallbacks", MeasuresNoOffset)],
     "token-as-bytes": [("success", TakesTheTokenForText)],
     "reported-target": [("fallbacks", NamesAnotherTarget)],
+    "requests-apart": [("at-once", RemembersOneDecision)],
     "final": [("success", IsNeverDone), ("fallbacks", IsDoneAtOnce)],
     "status-as-it-came": [("restated", ReportsWhatItSays)],
     "headers-reported": [("fallbacks", ReportsNoHeaders)],
@@ -485,6 +502,7 @@ MUTANTS: dict[str, list[tuple[str, type[Any]]]] = {
     "stream-through": [("stream", KeepsTheStream)],
     "stream-reported": [("stream", DoesNotSayStreamed)],
     "stream-error": [("stream-error", OverlooksTheErrorEvent)],
+    "stream-held": [("stream-fails-at-once", BeginsTheStreamAtOnce)],
     "stream-cut": [("stream-cut", TakesTheCutForTheEnd), ("stream-cut", FinishesTheStream)],
     "cancel-upstream": [("client-leaves-a-call", DoesNotNoticeTheClientLeaving)],
     "cancel-reported": [

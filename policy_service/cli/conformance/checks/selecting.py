@@ -37,6 +37,9 @@ def request_ids_differ(record: Record, _: Mapping[str, Any]) -> Finding:
     """Client requests of a case have keys of their own."""
     if len(record.clients) < 2:
         return absent("one client request")
+    if record.case.together:
+        known = {call.request.request_id for call in selects(record)}
+        return holds(len(known) >= len(record.clients), "another request_id for each client request", f"{known}")
     ids = [_ids_between(record, number) for number in range(len(record.clients))]
     shared = set.intersection(*ids) if all(ids) else set()
     return holds(not shared, "another request_id for each client request", f"shared: {sorted(shared)}")
