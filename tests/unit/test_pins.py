@@ -276,6 +276,20 @@ async def test_new_sessions_spread_over_oauth_accounts_by_free_slots_over_the_fl
     assert chosen == {"a": 2, "b": 3}
 
 
+async def test_a_reset_at_one_replica_is_followed_by_the_others_within_five_seconds() -> None:
+    fleet = Fleet()
+    one, two = fleet.member(), fleet.member()
+    await one.choose("a", "b")
+    assert (await two.choose("a", "b")).affinity == "hit"
+    assert await one.pins.reset("openai", "a") == 1
+    assert one.hit("a", "b") is None
+    fleet.time.ms += 5_000
+    assert two.hit("a", "b") is not None
+    fleet.time.ms += 1
+    assert two.hit("a", "b") is None
+    assert (await two.choose("b", "a")).affinity == "created"
+
+
 # --- reports --------------------------------------------------------------------------------------------------
 async def test_a_first_byte_over_the_pinned_account_slides_the_end_once_in_a_while() -> None:
     fleet = Fleet()
