@@ -30,6 +30,8 @@ class FollowSettings:
 
     poll_ms: DurationMs = 250
     """Between polls while nothing is announced."""
+    gap_ms: DurationMs = 10
+    """Between polls at the least: in a storm of announcements one poll brings what several would."""
     poll_timeout_ms: DurationMs = 1_000
     notifications: bool = True
 
@@ -100,12 +102,16 @@ class Follower:
         self._wake.set()
 
     async def _loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        polled = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: it may swallow a cancellation that arrives together with the time-out.
                 async with asyncio.timeout(self._settings.poll_ms / 1000):
                     await self._wake.wait()
+            await asyncio.sleep(self._settings.gap_ms / 1000 - (loop.time() - polled))
             self._wake.clear()
+            polled = loop.time()
             try:
                 await self._step()
                 self._failures = 0

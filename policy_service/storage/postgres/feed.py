@@ -1,12 +1,14 @@
 """The change feed: polls by transaction snapshot, and the full load (spec/fleet.md section 4).
 
 Every poll is one statement with one snapshot. Its xmin says from where the next poll reads: every transaction
-below it was visible or had failed, whatever the order of the commits. Rows therefore repeat; versions decide.
+below it was visible or had failed, whatever the order of the commits. What the snapshot itself could see is left out:
+while some transaction stays open the xmin stands still, and every poll would bring the same rows again.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,21 +18,25 @@ from policy_service.storage.postgres import statements
 from policy_service.storage.postgres.session import Session
 from policy_service.storage.rows import decode_row
 
+_WATERMARK = re.compile(r"([0-9]+)/(([0-9]+):[0-9]+:[0-9,]*)")
+
 
 class Watermark(NamedTuple):
-    """From where the next poll reads; the epoch tells transaction ids of one server from another's."""
+    """What was seen: a `pg_snapshot`; the epoch tells transaction ids of one server from another's."""
 
     epoch: int
+    snapshot: str
     xmin: int
+    """The snapshot's own: every older transaction had ended."""
 
     def __str__(self) -> str:
-        return f"{self.epoch}:{self.xmin}"
+        return f"{self.epoch}/{self.snapshot}"
 
     @classmethod
     def parse(cls, text: str) -> Watermark | None:
         """None for a text that is no watermark of this store."""
-        epoch, _, xmin = text.partition(":")
-        return cls(int(epoch), int(xmin)) if epoch.isdecimal() and xmin.isdecimal() else None
+        found = _WATERMARK.fullmatch(text)
+        return cls(int(found[1]), found[2], int(found[3])) if found else None
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class Reading:
         return Feed(
             rows=tuple(self.rows),
             as_of=head["as_of"],
-            watermark=str(Watermark(head["epoch"], int(head["xmin"]))),
+            watermark=f"{head['epoch']}/{head['snapshot']}",
             is_full=is_full,
             catalogue_revision=head["revision"],
             progress=self.progress,
@@ -87,7 +93,7 @@ async def poll(session: Session, watermark: str) -> Feed:
     since = Watermark.parse(watermark)
     if since is None:
         return await load(session)
-    reading = await _read(session, statements.POLL, str(since.xmin))
+    reading = await _read(session, statements.POLL, str(since.xmin), since.snapshot)
     return reading.feed(is_full=False) if reading.continues(since) else await load(session)
 
 

@@ -78,7 +78,7 @@ def facts(columns: tuple[str, ...], *, is_continued: bool) -> str:
 
 _HEAD = f"""
 SELECT 'head' AS tag, json_build_object('as_of', {SNAPSHOT_MS}, 'epoch', epoch,
-  'xmin', pg_snapshot_xmin(pg_current_snapshot())::text, 'pruned', feed_pruned::text,
+  'snapshot', pg_current_snapshot()::text, 'pruned', feed_pruned::text,
   'revision', (SELECT coalesce(max(revision), 0) FROM catalogue_revision))::text AS body
 FROM fleet
 UNION ALL
@@ -87,8 +87,8 @@ SELECT 'progress', json_build_object('incarnation', incarnation, 'number', last_
 POLL = f"""{_HEAD}
 UNION ALL
 SELECT kind, json_build_object('version', version, 'row', row, 'written_at', written_at)::text
-FROM state_feed WHERE xid >= $1::text::xid8"""
-"""$1 xmin of the previous poll's snapshot: every older transaction was visible to it."""
+FROM state_feed WHERE xid >= $1::text::xid8 AND NOT pg_visible_in_snapshot(xid, $2::text::pg_snapshot)"""
+"""$1 xmin of the previous poll's snapshot, which the index can use; $2 that snapshot: what it saw was brought."""
 
 LOAD = _HEAD + "".join(
     f"""
