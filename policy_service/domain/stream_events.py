@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ DONE = "[DONE]"
 
 _EVENT_END = re.compile(rb"\n\r?\n")
 _BLANK_LINES = re.compile(rb"[\r\n]*")
+_LINE_END = b"\r\n"
 _BOM = "\ufeff"
 
 
@@ -87,7 +88,7 @@ class EventSplitter:
             chunk: any cut of the stream, also in the middle of a character or of a line end.
         """
         self._buffer += chunk
-        events = []
+        events: list[StreamEvent] = []
         start = self._after_blank_lines(0)
         while (found := _EVENT_END.search(self._buffer, max(start, self._searched))) is not None:
             events.append(self._taken(start, found.start()))
@@ -104,9 +105,10 @@ class EventSplitter:
         return [event] if event.data or event.name else []
 
     def _after_blank_lines(self, position: int) -> int:
-        if self._dropped:
+        buffer = self._buffer
+        if self._dropped or position >= len(buffer) or buffer[position] not in _LINE_END:
             return position
-        found = _BLANK_LINES.match(self._buffer, position)
+        found = _BLANK_LINES.match(buffer, position)
         return found.end() if found else position
 
     def _taken(self, start: int, end: int) -> StreamEvent:
@@ -212,7 +214,9 @@ def _measured(format: str, event_name: str, body: object | None) -> tuple[int, b
 
 def _protects(kind: object) -> bool:
     """True where a type or an event name contains one of the words that protect in every format."""
-    lowered = _text(kind).lower()
+    if not kind or not isinstance(kind, str):
+        return False
+    lowered = kind.lower()
     return any(word in lowered for word in _PROTECTING_WORDS)
 
 
@@ -223,9 +227,10 @@ def _chat(_: str, body: Node) -> int | None:
         if any(delta.get(name) for name in _PROTECTING_MEMBERS):
             return None
         content = delta.get("content")
-        if any(_protects(part.get("type")) for part in _nodes(content)):
+        parts = _nodes(content)
+        if parts and any(_protects(part.get("type")) for part in parts):
             return None
-        size += _size(content) + sum(_size(part.get("text")) for part in _nodes(content))
+        size += sum(_size(part.get("text")) for part in parts) if parts else _size(content)
         size += _size(delta.get("refusal")) + _size(choice.get("text"))
     return size
 
@@ -259,7 +264,7 @@ def _gemini(_: str, body: Node) -> int | None:
     return size
 
 
-def _candidates(body: Node) -> Iterator[Node]:
+def _candidates(body: Node) -> Iterable[Node]:
     return _nodes((_node(body.get("response")) or body).get("candidates"))
 
 
@@ -289,8 +294,8 @@ def _node(value: object) -> Node:
     return value if isinstance(value, dict) else _NOTHING
 
 
-def _nodes(value: object) -> Iterator[Node]:
-    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
+def _nodes(value: object) -> Iterable[Node]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else ()
 
 
 # --- errors and the end
@@ -302,8 +307,9 @@ def _ends(event_name: str, body: Node) -> bool:
     """True for the event that completes the answer: by its type, or every choice in it has a reason to stop."""
     if event_name in _END_TYPES or _text(body.get("type")) in _END_TYPES:
         return True
-    reasons = [choice.get("finish_reason") for choice in _nodes(body.get("choices"))]
-    reasons += [candidate.get("finishReason") for candidate in _candidates(body)]
+    choices, candidates = body.get("choices"), _candidates(body)
+    reasons = [choice.get("finish_reason") for choice in _nodes(choices)] if choices else []
+    reasons += [candidate.get("finishReason") for candidate in candidates]
     return bool(reasons) and all(reasons)
 
 

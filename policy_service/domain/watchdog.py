@@ -88,46 +88,44 @@ def observe(
         state = _added(state, started_at, useful_bytes, now)
     elif state.started_at is None:
         state = state._replace(started_at=started_at)
-    state = _trimmed(state, now - settings.window_ms, settings)
+    if state.sample_count:
+        state = _trimmed(state, now - settings.window_ms, settings)
     is_slow = _is_slow(state, now - started_at, settings)
     return state, Verdict.ABORT if is_slow else Verdict.CONTINUE
 
 
 def _added(state: WatchState, started_at: int, useful_bytes: int, now: int) -> WatchState:
     """With a sample more; the newest grows instead where it is of the same instant: samples of a chunk are one."""
-    newest, count, size = state.newest_first, state.sample_count + 1, useful_bytes
+    _, total, _, count, oldest, newest = state
     if newest is not None and newest[0] == now:
-        count, size, newest = state.sample_count, size + newest[1], newest[2]
-    total = state.window_bytes + useful_bytes
-    return WatchState(started_at, total, False, count, state.oldest_first, (now, size, newest))
+        return WatchState(
+            started_at, total + useful_bytes, False, count, oldest, (now, newest[1] + useful_bytes, newest[2])
+        )
+    return WatchState(started_at, total + useful_bytes, False, count + 1, oldest, (now, useful_bytes, newest))
 
 
 def _trimmed(state: WatchState, oldest_at: int, settings: WatchdogSettings) -> WatchState:
     """Without samples older than `oldest_at`; beyond `EXACT_SAMPLES` also without those that no verdict needs: while
     all newer ones are in the window the rate is high enough, and when one of them leaves it, this one has left too."""
-    while state.sample_count:
-        state = _turned(state)
-        assert state.oldest_first is not None
-        at, size, rest = state.oldest_first
-        is_spare = state.sample_count > EXACT_SAMPLES and not _is_below(state.window_bytes - size, settings)
+    started_at, total, protected, count, oldest, newest = state
+    while count:
+        if oldest is None:
+            oldest, newest = _turned(newest), None
+        at, size, rest = oldest
+        is_spare = count > EXACT_SAMPLES and not _is_below(total - size, settings)
         if at >= oldest_at and not is_spare:
-            return state
-        state = state._replace(
-            window_bytes=state.window_bytes - size, sample_count=state.sample_count - 1, oldest_first=rest
-        )
-    return state
+            break
+        total, count, oldest = total - size, count - 1, rest
+    return WatchState(started_at, total, protected, count, oldest, newest)
 
 
-def _turned(state: WatchState) -> WatchState:
-    """The same queue with its oldest sample at hand."""
-    if state.oldest_first is not None:
-        return state
+def _turned(samples: Samples) -> Any:
+    """The same samples the other way round."""
     turned: Samples = None
-    samples = state.newest_first
     while samples is not None:
         at, size, samples = samples
         turned = (at, size, turned)
-    return state._replace(oldest_first=turned, newest_first=None)
+    return turned
 
 
 def _is_below(total: int, settings: WatchdogSettings) -> bool:

@@ -27,6 +27,7 @@ CALLS = ("select_inline", "select_route", "select_batch", "report_success", "rep
 COMPARED = {f"{call}.{what}" for call in CALLS for what in ("throughput", "p50", "p99", "cpu")} | {
     f"tracing.{name}" for name in ("off", "no_op", "recorded")
 }
+COMPARED |= {f"stream.{name}" for name in ("chat_completions", "responses", "anthropic", "gemini", "unknown")}
 ALONE = {f"select.{kind}.{size}" for kind in ("inline", "inline_new", "route") for size in (8, 100, 1_000)} | {
     "select.call.8",
     "classify.p50",
