@@ -12,7 +12,7 @@ from typing import Final
 
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_fleet import RollStore, Sighting, Signer
-from policy_service.domain.ids import DurationMs
+from policy_service.domain.ids import DurationMs, Instant
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ class Liveness:
         self._signer = signer
         self._every_ms = every_ms
         self._task: asyncio.Task[None] | None = None
+        self._first_at: Instant | None = None
+        """Database time of the first signature."""
+        self.has_namesake = False
+        """Another living process has this one's name."""
         self.sightings: tuple[Sighting, ...] = ()
         """Replicas alive, this one first; as read last while the store is away, and empty before the first reading."""
 
@@ -58,7 +62,23 @@ class Liveness:
 
     async def sign(self) -> None:
         """Sign now and take over who stands; a failure leaves what is known."""
-        self.sightings = _by_name(await self._sign(self._every_ms * STANDS_FOR, SIGN_MS)) or self.sightings
+        found = await self._sign(self._every_ms * STANDS_FOR, SIGN_MS)
+        if found:
+            self._look_for_namesakes(found)
+        self.sightings = _by_name(found) or self.sightings
+
+    def _look_for_namesakes(self, found: tuple[Sighting, ...]) -> None:
+        """Who has this replica's name and has signed since its own first signature is no former life of it."""
+        first_at = self._first_at = self._first_at or found[0].seen_at
+        others = (each for each in found[1:] if each.signer.name == self._signer.name)
+        has_namesake = any(each.seen_at > first_at for each in others)
+        if has_namesake and not self.has_namesake:
+            log.warning(
+                "another living replica is called %r too: facts and the evidence quorum take both for one; "
+                "give each a name of its own (--replica, or `replica` in the configuration)",
+                self._signer.name,
+            )
+        self.has_namesake = has_namesake
 
     async def _loop(self) -> None:
         while True:

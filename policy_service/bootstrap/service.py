@@ -128,6 +128,12 @@ class Service:
         self.store = await self._open_store()
         name = self.name.replace("/", "_")
         self._spool = SqliteSpool(self.config.spool_path, name, self.config.spool.max_bytes)
+        if self._spool.directory.name != name:
+            log.warning(
+                "another process on this data directory is called %r too: give each a name of its own (--replica), or "
+                "a data directory of its own (--data-dir)",
+                self.name,
+            )
         self._stack.push_async_callback(self._spool.close)
         policy = await self._first_policy()
         self.replica = self._build_replica(policy)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from policy_service.application.liveness import STANDS_FOR, Liveness
 from policy_service.application.ports_fleet import Signer
 from policy_service.domain.breaker import BreakerState, State
@@ -52,6 +54,28 @@ async def test_a_signature_outlives_lost_rounds_and_no_more() -> None:
     time.ms += 1
     await two.sign()
     assert names(two) == ["r1"]
+
+
+async def test_a_living_namesake_is_told_apart_from_a_former_life(caplog: pytest.LogCaptureFixture) -> None:
+    time = FakeTime()
+    database = MemoryDatabase(time.database)
+    former, one, two = (Liveness(MemoryStore(database), Signer(f"life-{n}", "r0"), every_ms=EVERY_MS) for n in range(3))
+    await former.sign()
+    time.ms += 1
+    await one.sign()
+    time.ms += 1
+    await one.sign()
+    assert not one.has_namesake
+    await two.sign()
+    time.ms += 1
+    for each in (one, two, one, two):
+        time.ms += 1
+        await each.sign()
+    assert (one.has_namesake, two.has_namesake) == (True, True)
+    assert [record.message for record in caplog.records if "--replica" in record.message and "r0" in record.message]
+    time.ms += EVERY_MS * STANDS_FOR
+    await one.sign()
+    assert not one.has_namesake
 
 
 async def test_two_lives_of_one_name_are_one_replica() -> None:
