@@ -18,6 +18,8 @@ from policy_client.outcomes import BODY_BYTES, Outcome
 from policy_client.steps import Attempt, Budget
 
 CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key"})
+CONTROL_PREFIX = "x-policy-"
+"""Headers for the policy itself."""
 _MADE_ANEW = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 
 
@@ -115,7 +117,8 @@ class Door:
         rest = sent.path.removeprefix(self.base_path) if sent.path.startswith(self.base_path) else sent.path
         dropped = CREDENTIAL_HEADERS | _MADE_ANEW | frozenset(attempt.strip_headers)
         set_here = {name.lower(): value for name, value in (*upstream.headers.items(), *attempt.headers)}
-        kept = ((name, value) for name, value in sent.headers if name.lower() not in dropped | set_here.keys())
+        replaced = dropped | set_here.keys()
+        kept = (each for each in sent.headers if not _stays_here(each[0].lower(), replaced))
         # Identity: what passes is read on the way.
         headers = (*kept, *set_here.items(), ("accept-encoding", "identity"))
         return Outgoing(upstream.base_url.rstrip("/") + rest, headers, self._body(sent, attempt.target.model))
@@ -124,6 +127,10 @@ class Door:
         if not self.rewrites_model or not model or sent.model in ("", model):
             return sent.body
         return json.dumps({**sent.json, "model": model}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _stays_here(name: str, replaced: frozenset[str]) -> bool:
+    return name in replaced or name.startswith(CONTROL_PREFIX)
 
 
 def upstream_of(upstreams: Upstreams, target: messages.Target) -> Upstream:
