@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from policy_client.testing import ScriptedPolicy
 
+from policy_client.testing import ScriptedPolicy
 from tests.python_client.upstream_server import UpstreamServer, upstream_server
 
 

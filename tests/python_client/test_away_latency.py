@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+
 from policy_client import AsyncPolicyClient, Connection, PolicyClient, messages, pool
 from policy_client.connection import REPORT, SELECT
 from policy_client.testing import target
-
 from tests.fleet.fleet import figure, free_port
 from tests.python_client.test_clients import Upstream
 

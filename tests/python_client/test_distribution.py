@@ -17,9 +17,11 @@ CLIENT = ROOT / "adapters" / "python_client"
 PROGRAM = """
 import sys
 
+BLOCKED = {"policy_service", "sqlalchemy", "asyncpg", "alembic", "pydantic", "yaml", "httpx"}
+
 class Blocks:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"policy_service", "sqlalchemy", "asyncpg", "alembic", "pydantic", "yaml", "httpx"}:
+        if name.partition(".")[0] in BLOCKED:
             raise ImportError(f"{name} is not to be imported")
 
 sys.meta_path.insert(0, Blocks())

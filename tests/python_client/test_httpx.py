@@ -12,14 +12,14 @@ import anthropic
 import httpx
 import httpx2
 import openai
+import pytest
+
 import policy_client.httpx
 import policy_client.httpx2
-import pytest
 from policy_client import messages, outcomes
 from policy_client._carried.watchdog import WatchdogSettings
 from policy_client.testing import ScriptedPolicy
 from policy_client.upstreams import Door, Sent, Upstream
-
 from tests.python_client.upstream_server import (
     ANTHROPIC_OVERLOADED,
     CHAT_ERROR,

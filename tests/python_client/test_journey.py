@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from policy_client import messages, outcomes, steps
 from policy_client.errors import (
     FenceError,
@@ -16,7 +17,6 @@ from policy_client.errors import (
 )
 from policy_client.steps import Budget
 from policy_client.testing import target
-
 from tests.python_client.walking import (
     FALL_BACK,
     POOL,

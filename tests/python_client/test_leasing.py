@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from policy_client import messages
 from policy_client.errors import FenceError, ForbiddenError, ServiceAwayError, UnauthenticatedError, UnavailableError
 from policy_client.leasing import EXPIRED, Held, Wanted, ended, granted, new_owner, not_renewed, renewed

@@ -12,6 +12,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+
 from policy_client import Connection, Tls, messages, outcomes, pool
 from policy_client._generated.policy.v1 import policy_pb2, reasons_pb2
 from policy_client.away import AwayPolicy, KnownOrders, local_order, look_again_ms
@@ -30,7 +31,6 @@ from policy_client.errors import (
 )
 from policy_client.outcomes import Outcome, network_kind
 from policy_client.testing import target
-
 from policy_service.application import errors as service_errors
 from policy_service.transport.grpc.errors import to_status, trailers
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import policy_client.httpx
 import pytest
+
+import policy_client.httpx
 from policy_client import AsyncPolicyClient, Connection, messages
 from policy_client.upstreams import Door, Sent, Upstream
-
 from tests.polyglot.doors import PATIENT_MS
 from tests.polyglot.scenario import ClientAnswer, Send, Stage, expected, play
 

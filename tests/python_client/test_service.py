@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from policy_client import (
     Answer,
     AsyncPolicyClient,
@@ -29,7 +30,6 @@ from policy_client import (
     pool,
     route,
 )
-
 from policy_client.connection import RELEASE_LEASE
 from policy_service.bootstrap import Service
 from tests.integration.serving import config, process, ready, serving

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import grpc_testing
 import pytest
+
 from policy_client import Connection, PolicyClient, RefusedWhileAwayError, Result, UnavailableError, messages, pool
 from policy_client._generated.policy.v1 import policy_pb2
 from policy_client.away import AwayPolicy, FailMode
 from policy_client.testing import target
-
 from policy_service.application.errors import StoreLostError
 from policy_service.transport.grpc.errors import to_status, trailers
 from tests.python_client.test_clients import Upstream
