@@ -292,8 +292,9 @@ def end_code(row: PermitRow) -> QueueCode | None:
 
 def is_execution_limit(row: PermitRow) -> bool:
     """True if the ticket ran into its execution limit, and was not merely left without renewal."""
-    bounds = (row.held_at, row.max_held_ms, row.expires_at)
-    return None not in bounds and (row.expires_at or 0) >= (row.held_at or 0) + (row.max_held_ms or 0)
+    if row.held_at is None or row.max_held_ms is None or row.expires_at is None:
+        return False
+    return row.expires_at >= row.held_at + row.max_held_ms
 
 
 def retry_after_s(gate: Gate, now: Instant) -> int | None:

@@ -61,13 +61,14 @@ def is_saturated(target: ShareTarget, now: Instant) -> bool:
 
 
 def _is_full(bucket: Bucket, now: Instant) -> bool:
-    known = bucket.percent is not None and bucket.resets_at is not None
-    return known and (bucket.percent or 0) >= 100 and (bucket.resets_at or 0) > now
+    if bucket.percent is None or bucket.resets_at is None:
+        return False
+    return bucket.percent >= 100 and bucket.resets_at > now
 
 
 def bare_model(model: str) -> str:
     """Model without the provider's prefix."""
-    return model.rsplit("/", 1)[-1]
+    return model.rpartition("/")[2]
 
 
 def order_targets(targets: Sequence[ShareTarget], deficits: Mapping[str, float], now: Instant) -> ShareOrder:

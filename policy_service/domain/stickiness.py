@@ -79,7 +79,8 @@ class StickyTargets:
 
     def failed(self, key: StickyKey | None, target: str) -> None:
         """A failing target clears the entry only if it is the one named there."""
-        if key is not None and self._entries.get(key, ("", 0))[0] == target:
+        found = self._entries.get(key) if key is not None else None
+        if found is not None and key is not None and found[0] == target:
             del self._entries[key]
 
     def __len__(self) -> int:

@@ -7,22 +7,19 @@ changed file.
 
 from __future__ import annotations
 
-import ast
 import gc
-import importlib.abc
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 
 import pytest
 
 from tests.mutation.mutants import Mutant, difference, mutated
+from tests.mutation.reimport import ChangedModule, acting, forget, imported_names, importers, module_name, stale_after
 from tests.mutation.suite import OPTIONS, Baseline, Function, Outcomes, forget_cached, function_of, in_child, run_items
 
 KILLED, SURVIVED, TIMED_OUT, NO_CODE, UNCOVERED = "killed", "survived", "timed out", "no code", "uncovered"
@@ -86,31 +83,6 @@ def exchange(functions: Sequence[FunctionType], pairs: Sequence[tuple[CodeType, 
     return len(found)
 
 
-class ChangedModule(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports one module from a changed text."""
-
-    def __init__(self, name: str, path: Path, text: str) -> None:
-        self.name, self.path, self.text = name, path, text
-
-    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Only the changed module; packages keep their folder."""
-        if fullname != self.name:
-            return None
-        folders = [str(self.path.parent)] if self.path.name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(
-            fullname, self.path, loader=self, submodule_search_locations=folders
-        )
-
-    def get_source(self, fullname: str) -> str:
-        """The changed text."""
-        return self.text
-
-
-def module_name(path: str) -> str:
-    """Dotted name of a file below the root."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
 class Chosen(Outcomes):
     """A nested run of chosen tests in a chosen order, which remembers the first failure."""
 
@@ -142,9 +114,11 @@ class Bench:
     baseline: Baseline
     functions: list[FunctionType] = field(default_factory=living_functions)
     imports: dict[str, set[str]] = field(init=False)
+    acting: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.imports = imported_names(self.root)
+        self.acting = acting(self.root, [file for file in self.imports if file.startswith("policy_service/")])
 
     def covering(self, function: Function) -> list[str]:
         """Tests that enter the function, as many as are affordable."""
@@ -152,7 +126,7 @@ class Bench:
 
     def near(self, module: str) -> list[list[str]]:
         """Tests of the files that import the module or enter most of it and of those that import it, nearest first."""
-        files = {module, *self._importers(module)}
+        files = {module, *importers(module, self.imports, through="policy_service/domain/")}
         weight: Counter[str] = Counter()
         for nodeid, seen in self.baseline.functions.items():
             weight[_file(nodeid)] += sum(file in files for file, _, _ in seen) + 1_000 * self._names(nodeid, module)
@@ -208,9 +182,7 @@ class Bench:
         listener = Chosen(chosen)
 
         def work() -> tuple[str]:
-            for name in [n for n in sys.modules if n.split(".")[0] in ("policy_service", "tests")]:
-                if not name.startswith("tests.mutation") and name != "tests":
-                    del sys.modules[name]
+            forget(stale_after(module, self.imports, self.acting))
             sys.meta_path.insert(0, ChangedModule(module_name(module), self.root / module, after))
             code = pytest.main(["-x", *OPTIONS, *(str(self.root / file) for file in files)], plugins=[listener])
             return (listener.first or ("" if code == 0 else f"exit {code}"),)
@@ -239,31 +211,6 @@ class Bench:
         spent = accumulate(self.baseline.seconds[nodeid] for nodeid in found)
         return [nodeid for nodeid, cost in zip(found, spent, strict=True) if cost <= AFFORDABLE_S]
 
-    def _importers(self, module: str) -> set[str]:
-        """Files of the service that import a module, directly or through another module of the domain."""
-        found: set[str] = set()
-        waiting = [module_name(module)]
-        while waiting:
-            name = waiting.pop()
-            new = {file for file, names in self.imports.items() if name in names} - found
-            found |= new
-            waiting += [module_name(file) for file in new if file.startswith("policy_service/domain/")]
-        return found
-
 
 def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
-
-
-def imported_names(root: Path) -> dict[str, set[str]]:
-    """Dotted names that each file of the service and of the tests imports from, modules of a package included."""
-    folders = ("policy_service", "tests/unit", "tests/vectors")
-    files = (path for folder in folders for path in (root / folder).rglob("*.py") if "generated" not in path.parts)
-    return {str(path.relative_to(root)): set(_names(path)) for path in files}
-
-
-def _names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)

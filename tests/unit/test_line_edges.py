@@ -271,6 +271,23 @@ def test_a_request_of_a_gate_that_is_not_locked_keeps_its_place_and_is_to_be_wok
     assert needs_own_replica(book(row("b", waiter_seen_at=NOW))) == []
 
 
+def test_the_row_of_an_answer_is_that_of_the_first_gate() -> None:
+    def both(state: PermitState, **more: Any) -> GateBook:
+        each = row("a", state, gates=("g", "h"), **more)
+        return GateBook([Gate("h", 1), Gate("g", 1)], [replace(each, gate="h"), each])
+
+    lapsed, ended = both(PermitState.HELD, expires_at=NOW), both(PermitState.RELEASED, ended_at=NOW)
+    alive = both(PermitState.HELD, expires_at=NOW + 1)
+    answers = [
+        renew(lapsed, "a", NOW), release(ended, "a", NOW), claim(alive, "a", "r", NOW), acquire(alive, ask("a"), NOW),
+        renew(alive, "a", NOW), release(alive, "a", NOW),
+    ]  # fmt: skip
+    assert [each.answer for each in answers] == [
+        Answer.EXPIRED, Answer.ALREADY_ENDED, Answer.HELD, Answer.HELD, Answer.RENEWED, Answer.RELEASED,
+    ]  # fmt: skip
+    assert [each.row and each.row.gate for each in answers] == ["g"] * 6
+
+
 def test_an_end_in_one_gate_is_carried_to_the_others() -> None:
     ended = row("a", PermitState.RESET, gates=("g", "h"), ended_at=NOW - 7)
     other = row("a", gates=("g", "h"), gate="h", waiter_seen_at=NOW, offered_until=NOW + 5)
