@@ -12,6 +12,7 @@ from dataclasses import replace
 from policy_service.application.commit import GroupedCommit, Reported
 from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
 from policy_service.application.events import OutcomeEvent, ProbeRef
+from policy_service.application.fallback_stale import FALLBACK_STALE, is_fallback_stale
 from policy_service.application.freshness import Freshness
 from policy_service.application.grants import EARLY
 from policy_service.application.messages import (
@@ -106,6 +107,8 @@ class ReportOutcome:
         event = self._event(request, target, now)
         event = await self._wall.prepare(event, request)
         is_repeated = self._commit.knows(event.event_id)
+        if not is_repeated and is_fallback_stale(request, target, self._view, event.started_at):
+            self.ignored[FALLBACK_STALE] += 1
         if event.outcome.is_success and not is_repeated:
             changes, causes = self._tried(event)
             if not changes:

@@ -321,6 +321,7 @@ class GetHealthResponse(_message.Message):
     def ignored_reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Reports to this replica that were statistics only for some key, by cause, since its start: `duplicate`,
         `stale_generation`, `void_permit`, `stale_success`, `suppressed` and further texts of ReportOutcomeResponse.ignored_texts.
+        Besides, `fallback_stale`: attempts on fallbacks that a selection at their start would have left out; their evidence counts.
         """
 
     def __init__(
