@@ -150,7 +150,6 @@ def test_who_gets_no_pin(changed: dict[str, object], pool: tuple[PoolMember, ...
         (PIN, POOL, True, PinDecision(Affinity.NONE, "c2")),
         (PIN, POOL, False, PinDecision(Affinity.HIT, "c1", None, PIN, 5)),
         (PIN, ELSEWHERE, False, PinDecision(Affinity.DETOUR, "c2", row=PIN)),
- 
         (None, POOL, False,
          PinDecision(Affinity.CREATED, "c2", PinWrite.INSERT, replace(FRESH, connection_id="c2"), 1)),
         (replace(PIN, expires_at=NOW), POOL, False,
