@@ -99,10 +99,11 @@ def conformance(
 ) -> None:
     """Judge a gateway, in whatever language: does it ask, wait, go, report and release as an integration has to?"""
     from policy_service.cli import conformance as kit
+    from policy_service.cli.conformance.scripted_client import GatewayAccess
 
     if list_rules:
         raise typer.Exit(kit.show_rules())
-    access = kit.GatewayAccess("", path, model, client_key)
+    access = GatewayAccess("", path, model, client_key)
     options = kit.Options(target, command, only or (), case or (), without or (), base_port, wait_s, log, access)
     raise typer.Exit(kit.run(options, as_json=as_json))
 

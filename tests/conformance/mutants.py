@@ -488,7 +488,7 @@ MUTANTS: dict[str, list[tuple[str, type[Any]]]] = {
     "token-as-bytes": [("success", TakesTheTokenForText)],
     "reported-target": [("fallbacks", NamesAnotherTarget)],
     "requests-apart": [("at-once", RemembersOneDecision)],
-    "final": [("success", IsNeverDone), ("fallbacks", IsDoneAtOnce)],
+    "final": [("success", IsNeverDone), ("fallbacks", IsDoneAtOnce), ("retry-same", IsDoneAtOnce)],
     "status-as-it-came": [("restated", ReportsWhatItSays)],
     "headers-reported": [("fallbacks", ReportsNoHeaders)],
     "body-reported": [("fallbacks", ReportsNoBody)],

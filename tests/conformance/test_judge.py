@@ -142,6 +142,29 @@ def test_attempts_of_two_decisions_are_counted_apart() -> None:
     assert found("reports_once", seen) is Status.PASS
 
 
+@pytest.mark.parametrize(
+    ("connections", "permits", "status"),
+    [(("alpha",), 0, Status.PASS), (("alpha",), 1, Status.FAIL), (("alpha", "bravo"), 0, Status.FAIL)],
+)
+def test_a_final_report_may_be_followed_only_where_nothing_was_left(
+    connections: tuple[str, ...], permits: int, status: Status
+) -> None:
+    seen = record(
+        selected(0, *connections, permits=permits),
+        reported(1, 0, "alpha", 503, final=True),
+        reported(2, 1, "alpha", 503, final=True),
+    )
+    assert found("final_is_last", seen) is status
+
+
+def test_a_report_without_token_is_right_only_where_the_service_was_away() -> None:
+    asked = selected(0, "alpha")
+    seen = record(asked, reported(1, 0, "alpha", decision_token=b"", report_id="mine"))
+    assert found("keeps_the_token", seen) is Status.FAIL
+    asked.answer, asked.error = None, "UNAVAILABLE"
+    assert found("keeps_the_token", seen) is Status.PASS
+
+
 def test_a_permit_may_be_freed_by_a_final_report_or_by_release_but_not_before_the_end() -> None:
     def release(at: float) -> PolicyCall:
         answer = permit_pb2.ReleasePermitResponse()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy_service.cli.conformance.checks.findings import Finding, absent, check, holds
-from policy_service.cli.conformance.record import ClientExchange, Record
+from policy_service.cli.conformance.record import SELECT, ClientExchange, Record
 
 
 def _client(record: Record, given: Mapping[str, Any]) -> ClientExchange:
@@ -46,6 +46,19 @@ def client_is_served_within(record: Record, given: Mapping[str, Any]) -> Finding
         return holds(False, "an answer", client.problem)
     took_ms = (client.ended_at - client.at) * 1000
     return holds(took_ms <= given["within_ms"], f"an answer within {given['within_ms']} ms", f"{took_ms:.0f} ms")
+
+
+@check
+def client_is_served_within_the_deadline(record: Record, given: Mapping[str, Any]) -> Finding:
+    """The client has an answer soon after the deadline that the gateway itself gave to its last SelectTarget."""
+    client, asked = _client(record, given), record.of(SELECT)
+    if not asked:
+        return absent("SelectTarget was not called")
+    until = asked[-1].at + (asked[-1].limit_s or 0) + given["slack_ms"] / 1000
+    if not client.status and asked[-1].limit_s is not None and client.ended_at < until:
+        return absent(f"the deadline of {asked[-1].limit_s:.0f} s is longer than the case (see wait_budget_ms)")
+    took_s = client.ended_at - client.at
+    return holds(bool(client.status), "an answer once the deadline is over", f"none after {took_s:.1f} s")
 
 
 @check

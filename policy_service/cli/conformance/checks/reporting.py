@@ -19,7 +19,7 @@ from policy_service.cli.conformance.checks.views import (
     reports,
     told,
 )
-from policy_service.cli.conformance.record import RELEASE, REPORT, PolicyCall, Record, UpstreamCall
+from policy_service.cli.conformance.record import RELEASE, REPORT, SELECT, PolicyCall, Record, UpstreamCall
 
 BODY_LIMIT = 65_536
 _SLACK_MS = 1_000
@@ -58,8 +58,10 @@ def numbers_attempts(record: Record, _: Mapping[str, Any]) -> Finding:
 
 @check
 def keeps_the_token(record: Record, _: Mapping[str, Any]) -> Finding:
-    """The decision token comes back byte for byte."""
-    wrong = [f"{len(c.request.decision_token)} other bytes" for c in record.of(REPORT) if place(record, c.request) < 0]
+    """The decision token comes back byte for byte. Where the service was away there was none to send."""
+    was_away = any(call.error for call in record.of(SELECT))
+    unknown = [c.request for c in record.of(REPORT) if place(record, c.request) < 0]
+    wrong = [f"{len(r.decision_token)} other bytes" for r in unknown if not (was_away and not r.decision_token)]
     return none_of(wrong, "decision_token exactly as it was given out, as bytes", record.of(REPORT))
 
 
@@ -104,17 +106,25 @@ def outcomes(record: Record, given: Mapping[str, Any]) -> Finding:
 
 @check
 def final_is_last(record: Record, _: Mapping[str, Any]) -> Finding:
-    """After the final report of a decision there is no other attempt of it."""
-    final: dict[int, int] = {}
+    """Behind the final report of a decision there is no attempt of it, unless there was nothing left to free."""
+    final: dict[int, Any] = {}
+    late = []
     for call in attempts(record):
+        which = place(record, call.request)
+        if which in final and _was_too_early(record, which, final[which]):
+            late.append(f"attempt {call.request.attempt} behind the final one")
         if call.request.final:
-            final.setdefault(place(record, call.request), call.request.attempt)
-    late = [
-        f"attempt {call.request.attempt} behind the final one"
-        for call in attempts(record)
-        if call.request.attempt > final.get(place(record, call.request), 1_000)
-    ]
+            final.setdefault(which, call.request)
     return none_of(late, "final in the last report of a decision only", attempts(record))
+
+
+def _was_too_early(record: Record, which: int, request: Any) -> bool:
+    """Permits were held, or other targets left. Without either only RETRY_SAME can follow, and nothing is lost by it."""
+    if which < 0:
+        return False
+    dispatch = record.decisions[which].dispatch
+    last = [dispatch.target, *dispatch.fallbacks][-1].connection
+    return bool(dispatch.permits) or request.target.connection != last
 
 
 @check
