@@ -70,7 +70,7 @@ class ReplicaSettings:
     release: str = ""
     """Version of the service, as the other replicas' operators see it."""
     sign_every_ms: DurationMs = SIGN_EVERY_MS
-    """Between two signs of life."""
+    """Between two signs of life; never more often than the feed is polled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ class Replica:
         self.incarnation = entropy.new_id()
         self.clock = DatabaseClock(monotonic_ms)
         self.liveness = Liveness(
-            store, Signer(self.incarnation, settings.name, settings.release), every_ms=settings.sign_every_ms
+            store,
+            Signer(self.incarnation, settings.name, settings.release),
+            every_ms=max(settings.sign_every_ms, settings.follow.poll_ms),
         )
         self.view = View(policy, lambda book, event, p: fold_report(book, event, p, replicas=self.liveness.count()))
         self.commit: GroupedCommit[ReportResult] = GroupedCommit(
