@@ -34,7 +34,7 @@ def bare_server(port: int) -> grpc.Server:
     selected = messages.SelectTargetResponse(decision_token=b"t", dispatch=dispatch)
     answers = {SELECT.path: selected, REPORT.path: messages.ReportOutcomeResponse()}
 
-    class Answers(grpc.GenericRpcHandler):
+    class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: Any) -> Any:
             answer = answers[details.method].SerializeToString()
             return grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
@@ -56,7 +56,10 @@ def one_round() -> tuple[float, list[float]]:
     port = free_port()
     server = bare_server(port)
     with PolicyClient(where=Connection(f"127.0.0.1:{port}", select_ms=2_000)) as client:
-        serve = lambda: client.run(BOTH, Upstream(main=200))  # noqa: E731
+
+        def serve() -> None:
+            client.run(BOTH, Upstream(main=200))
+
         serve()
         client.settle()
         server.stop(None).wait()

@@ -48,7 +48,7 @@ class Upstream:
         self.called.append(name)
         left = self._statuses[name]
         status = left.pop(0) if len(left) > 1 else left[0]
-        return answered(name, status, body=b"{}")
+        return answered(name, status, {"retry-after": "60"} if status == 429 else {}, b"{}")
 
     async def later(self, attempt: Attempt) -> Answer[str]:
         return self(attempt)
@@ -70,7 +70,7 @@ class Either:
             return [_value(lambda: client.run(asked, upstream, budget)) for _ in range(times)]
 
     async def _later(self, upstream: Upstream, asked: Any, budget: Budget | None, times: int) -> list[Any]:
-        found = []
+        found: list[Any] = []
         async with self._policy.async_client(self._away) as client:
             for _ in range(times):
                 try:

@@ -18,6 +18,7 @@ import policy_client.httpx
 import policy_client.httpx2
 from policy_client import messages, outcomes
 from policy_client._carried.watchdog import WatchdogSettings
+from policy_client._generated.policy.v1 import permit_pb2
 from policy_client.testing import ScriptedPolicy
 from policy_client.upstreams import Door, Sent, Upstream
 from tests.python_client.upstream_server import (
@@ -296,7 +297,7 @@ def test_a_stream_without_output_is_ended_by_the_watchdog(upstream: UpstreamServ
 
 
 def test_a_stream_keeps_its_grants_until_its_end(upstream: UpstreamServer, scripted: ScriptedPolicy) -> None:
-    permit = messages.Permit(permit_id="p", kind=3, expires_at_unix_ms=30)
+    permit = messages.Permit(permit_id="p", kind=permit_pb2.PERMIT_KIND_CONCURRENCY, expires_at_unix_ms=30)
     scripted.will_dispatch("openai/main/gpt-4o", permits=[permit])
     upstream.will("main", chat_stream(*["x"] * 80))
     read(openai_client(policy_client.httpx, scripted, door(upstream)))

@@ -21,7 +21,7 @@ ASKED = pool("openai/main/gpt")
 PUSHBACK_MS = 150
 
 
-class Refusing(grpc.GenericRpcHandler):
+class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Refuses the first calls, with or without a word of the service, then answers."""
 
     def __init__(self, refusals: int, *, speaks: bool) -> None:

@@ -37,8 +37,12 @@ from tests.integration.test_service import free_port
 from tests.python_client.test_clients import Upstream
 
 BOTH = pool("openai/main/gpt", "openai/spare/gpt")
-PATIENT = {"select_ms": 5_000, "report_ms": 5_000}
-"""Deadlines for a machine that is busy with other tests."""
+PATIENT_MS = 5_000
+"""Deadline for a machine that is busy with other tests."""
+
+
+def patient(address: str, **fields: Any) -> Connection:
+    return Connection(address, select_ms=PATIENT_MS, report_ms=PATIENT_MS, **fields)
 
 
 @asynccontextmanager
@@ -54,7 +58,7 @@ async def started(
 
 
 def at(service: Service, **fields: Any) -> Connection:
-    return Connection(service.server.addresses[-1], **{**PATIENT, **fields})
+    return patient(service.server.addresses[-1], **fields)
 
 
 # --- failover ---------------------------------------------------------------------------------------------------
@@ -84,7 +88,7 @@ async def test_all_targets_failing_is_answered_by_the_policy(tmp_path: Path, emb
     async with started(tmp_path, embedded_url) as service, AsyncPolicyClient(where=at(service)) as client:
         with pytest.raises(NoTargetError) as caught:
             await client.run(BOTH, Upstream(main=503, spare=503).later, Budget(wait_ms=0))
-    assert caught.value.http_status >= 500
+    assert caught.value.http_status == 429
     assert len(caught.value.attempts) == 2
 
 
@@ -171,7 +175,7 @@ async def _end_by_operator(client: AsyncPolicyClient, release: messages.ReleaseL
 # --- ways in ----------------------------------------------------------------------------------------------------
 async def test_a_unix_socket(tmp_path: Path, embedded_url: str) -> None:
     path = str(tmp_path / "policy.sock")
-    where = Connection(f"unix:{path}", **PATIENT)
+    where = patient(f"unix:{path}")
     listen = {"tcp": [], "unix": path}
     async with started(tmp_path, embedded_url, listen=listen), AsyncPolicyClient(where=where) as client:
         assert (await client.run(BOTH, Upstream(main=200).later)).value == "main"
@@ -209,7 +213,7 @@ async def test_a_killed_service_costs_no_request_and_hears_later_what_happened(
     tmp_path: Path, embedded_url: str
 ) -> None:
     port, flags = free_port(), ("--database-url", embedded_url.replace("+asyncpg", ""))
-    where = Connection(f"127.0.0.1:{port}", **PATIENT)
+    where = patient(f"127.0.0.1:{port}")
     upstream = Upstream(main=[200, 429, 200], spare=200)
     async with AsyncPolicyClient(where=where) as client:
         with process(tmp_path, port, *flags) as child:
@@ -218,7 +222,8 @@ async def test_a_killed_service_costs_no_request_and_hears_later_what_happened(
             await client.settle()
             child.kill()
         served = await client.run(BOTH, upstream.later)
-        assert (served.value, served.attempt.is_local, client.kept_reports) == ("spare", True, 1)
+        await client.settle()
+        assert (served.value, served.attempt.is_local, client.kept_reports) == ("spare", True, 2)
         with process(tmp_path, port, *flags) as child:
             await ready(child.address, 60)
             async with asyncio.timeout(20):
