@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 from aiohttp import web
 
@@ -88,6 +91,30 @@ def test_a_gateway_that_ends_in_a_case_is_told_with_the_case() -> None:
     assert "full stop" in done.stderr
 
 
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_taken_port_is_told(unused_ports: int, place: int) -> None:
+    with socket.create_server(("127.0.0.1", unused_ports + place)):
+        done = kit("--command", "true", "--base-port", str(unused_ports), "--only", "reject")
+    assert done.returncode == exit_codes.FAILED
+    assert f"error: cannot listen on 127.0.0.1:{unused_ports + place}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_kit_leaves_no_gateway_behind(tmp_path: Path) -> None:
+    command = ["conformance", "--command", f"{EXAMPLE} & echo $! > {tmp_path}/pid; wait", "--log", f"{tmp_path}/log"]
+    running = subprocess.Popen([sys.executable, "-m", "policy_service", *command], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    time.sleep(1)  # into the cases
+    running.terminate()
+    _, told = running.communicate(timeout=30)
+    assert running.returncode == exit_codes.INTERRUPTED
+    assert "everything that the kit started is stopped" in told
+    with contextlib.suppress(psutil.NoSuchProcess):
+        gateway = psutil.Process(int((tmp_path / "pid").read_text()))
+        assert gateway.status() == psutil.STATUS_ZOMBIE  # ended; whoever inherited it has not looked yet
+
+
 def test_the_rules_are_listed_with_their_level() -> None:
     done = kit("--list")
     assert done.returncode == exit_codes.OK
@@ -125,8 +152,8 @@ def _careless(server: HTTPServer) -> None:
 
 @pytest.fixture
 def unused_ports() -> int:
-    """First of five ports in a row that nobody uses now."""
-    for first in range(42_000, 60_000, 7):
+    """First of five ports in a row that nobody uses now; below those that the system gives to clients."""
+    for first in range(20_000 + os.getpid() % 1_000 * 10, 32_000, 5):
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + 5):

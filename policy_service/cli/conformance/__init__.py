@@ -23,7 +23,9 @@ from policy_service.cli.conformance.judge import Result, is_judged_in, judge
 from policy_service.cli.conformance.record import Record
 from policy_service.cli.conformance.rules import Rule, features, load_rules
 from policy_service.cli.conformance.scripted_client import GatewayAccess
+from policy_service.cli.conformance.scripted_upstreams import PortTakenError
 from policy_service.cli.conformance.stage import Stage, staged
+from policy_service.cli.interruption import interruptible
 from policy_service.cli.output import note, say
 
 
@@ -69,11 +71,14 @@ def run(options: Options, *, as_json: bool) -> int:
     """Judge a gateway; 1 where it breaks a rule that must be kept, or does not start."""
     try:
         rules, cases = chosen(options)
-        results = asyncio.run(examine(options, rules, cases))
+        results = asyncio.run(interruptible(examine(options, rules, cases)))
+    except asyncio.CancelledError:
+        note("interrupted; everything that the kit started is stopped")
+        return exit_codes.INTERRUPTED
     except UsageError as error:
         note(f"error: {error}")
         return exit_codes.CONFIGURATION
-    except GatewayNotReadyError as error:
+    except (GatewayNotReadyError, PortTakenError) as error:
         note(f"error: {error}")
         return exit_codes.FAILED
     for line in [table.as_json(results)] if as_json else table.lines(results):

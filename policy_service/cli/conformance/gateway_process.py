@@ -129,11 +129,15 @@ def _tail(log: Path | None) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM to the group that was started, SIGKILL where that takes too long."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                await process.wait()
-                return
+    """SIGTERM to the group that was started; SIGKILL to what is left once its leader has ended or takes too long."""
+    _signal(process, signal.SIGTERM)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_LIMIT_S):
+            await process.wait()
+    _signal(process, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -30,6 +30,7 @@ from policy_service.application.errors import (
 from policy_service.cli.conformance import answers
 from policy_service.cli.conformance.cases import Step
 from policy_service.cli.conformance.record import CANCEL, FENCE, RELEASE, RENEW, REPORT, SELECT, PolicyCall, Record
+from policy_service.cli.conformance.scripted_upstreams import PortTakenError
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2, policy_pb2_grpc
 from policy_service.transport.grpc.errors import abort, to_status
 
@@ -59,7 +60,11 @@ class ScriptedService(policy_pb2_grpc.PolicyServiceServicer):
 
     @asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[str]:
-        """Serve on loopback until the end of the block; gives host:port. Port 0: a free one."""
+        """Serve on loopback until the end of the block; gives host:port. Port 0: a free one.
+
+        Raises:
+            PortTakenError: somebody else listens there.
+        """
         logging.getLogger("grpc._cython.cygrpc").addHandler(logging.NullHandler())  # says that calls were cancelled
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(self, server)
@@ -67,7 +72,10 @@ class ScriptedService(policy_pb2_grpc.PolicyServiceServicer):
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         for name in ("", "readiness", "liveness", "policy.v1.PolicyService"):
             await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
-        found = server.add_insecure_port(f"127.0.0.1:{port}")
+        try:
+            found = server.add_insecure_port(f"127.0.0.1:{port}")
+        except RuntimeError:
+            raise PortTakenError(f"cannot listen on 127.0.0.1:{port}") from None
         await server.start()
         try:
             yield f"127.0.0.1:{found}"

@@ -27,6 +27,10 @@ _HEAD_LIMIT_S: Final = 10.0
 _SILENCE_S: Final = 30.0
 
 
+class PortTakenError(Exception):
+    """The stage cannot listen where it is told to."""
+
+
 class ScriptedUpstreams:
     """The upstreams of one run.
 
@@ -44,14 +48,21 @@ class ScriptedUpstreams:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[ScriptedUpstreams]:
-        """Listen until the end of the block."""
+        """Listen until the end of the block.
+
+        Raises:
+            PortTakenError: somebody else listens there.
+        """
         async with AsyncExitStack() as stack:
             for place, connection in enumerate(CONNECTIONS):
                 await self._listen(stack, connection, self._base_port + place if self._base_port else 0)
             yield self
 
     async def _listen(self, stack: AsyncExitStack, connection: str, port: int) -> None:
-        bound = socket.create_server(("127.0.0.1", port)) if connection != CLOSED else _unheard(port)
+        try:
+            bound = socket.create_server(("127.0.0.1", port)) if connection != CLOSED else _unheard(port)
+        except OSError as error:
+            raise PortTakenError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
         self.addresses[connection] = f"127.0.0.1:{bound.getsockname()[1]}"
         if connection == CLOSED:
             stack.callback(bound.close)

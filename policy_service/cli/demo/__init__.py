@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 from rich.console import Console
@@ -23,7 +21,8 @@ from policy_service.cli.demo.scene import Screen
 from policy_service.cli.demo.script import FAST, NORMAL
 from policy_service.cli.demo.service_process import ServiceNotStartedError
 from policy_service.cli.demo.stage import perform
-from policy_service.cli.demo.summary import Summary, render
+from policy_service.cli.demo.summary import render
+from policy_service.cli.interruption import interruptible
 from policy_service.cli.output import note, say
 
 JSON_VARIABLE: Final = "POLICY_DEMO_JSON"
@@ -39,7 +38,7 @@ def run(fast: bool) -> int:
     console = Console()
     screen: Screen = LiveScreen(console) if console.is_terminal else PlainScreen()
     try:
-        summary = uvloop.run(_interruptible(perform(FAST if fast else NORMAL, screen)))
+        summary = uvloop.run(interruptible(perform(FAST if fast else NORMAL, screen)))
     except asyncio.CancelledError:
         note("interrupted; everything that the demo started is stopped")
         return exit_codes.INTERRUPTED
@@ -50,17 +49,3 @@ def run(fast: bool) -> int:
     if os.environ.get(JSON_VARIABLE) == "1":
         say(json.dumps(summary.as_dict()))
     return exit_codes.OK if summary.is_better else exit_codes.FAILED
-
-
-async def _interruptible(work: Coroutine[Any, Any, Summary]) -> Summary:
-    """SIGINT and SIGTERM cancel the work, so that it stops what it started; repeating them changes nothing."""
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _cancel_once, task)
-    return await task
-
-
-def _cancel_once(task: asyncio.Task[Summary]) -> None:
-    if not task.cancelling():
-        task.cancel()

@@ -119,7 +119,7 @@ def final_is_last(record: Record, _: Mapping[str, Any]) -> Finding:
 
 
 def _was_too_early(record: Record, which: int, request: Any) -> bool:
-    """Permits were held, or other targets left. Without either only RETRY_SAME can follow, and nothing is lost by it."""
+    """Permits were held, or other targets left. Without either only RETRY_SAME can follow: nothing is lost by it."""
     if which < 0:
         return False
     dispatch = record.decisions[which].dispatch
