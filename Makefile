@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DIR ?= tests/vectors/data
 JOBS ?= 2
 
-.PHONY: run demo test unit lint fleet vectors bench fuzz mutation proto docs buf clean
+.PHONY: run demo test unit lint fleet vectors bench fuzz mutation proto gateways stubs docs buf clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -52,8 +52,8 @@ bench: $(VENV)/.service ## throughput and latency against a bare echo server, as
 fuzz: $(VENV)/.ready ## a million mutated bodies and headers
 	POLICY_FUZZ_EXAMPLES=1000000 $(BIN)/pytest tests/property -k fuzz --timeout 7200
 
-mutation: $(VENV)/.ready ## mutation score of the pure core
-	$(BIN)/python tests/mutation/run.py
+mutation: $(VENV)/.ready ## mutation score of the pure core: every mutant, an hour or two; MUTATION='--sample 30' for a sample
+	$(BIN)/python tests/mutation/run.py --jobs $(JOBS) $(MUTATION)
 
 proto: $(VENV)/.ready ## regenerate the Python stubs
 	$(BIN)/python proto/generate.py
@@ -61,6 +61,14 @@ proto: $(VENV)/.ready ## regenerate the Python stubs
 
 buf: ## lint the contract and look for breaking changes (needs Node)
 	cd proto && npm ci --no-audit --no-fund --silent && npm run --silent lint && npm run --silent breaking
+
+gateways: ## install and build what the example gateways in Go and Node need
+	cd docs/examples/node && npm ci --no-audit --no-fund --silent
+	cd docs/examples/go && PATH="$$PATH:/usr/local/go/bin" go build -o /dev/null ./...
+
+stubs: gateways ## regenerate the stubs of the example gateways
+	cd docs/examples/node && npm run --silent generate
+	cd docs/examples/go && PATH="$$PATH:/usr/local/go/bin:../node/node_modules/.bin" go generate ./...
 
 docs: $(VENV)/.ready ## regenerate reference documentation
 	$(BIN)/policy-service config docs

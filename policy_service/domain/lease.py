@@ -258,7 +258,7 @@ def active_of_connection(rows: Iterable[LeaseRow], connection_id: str, now: Inst
 def next_generation(rows: Iterable[LeaseRow], owner_hash: str, rules: LeaseRules) -> int:
     """1 + the highest generation ever stored for the owner (or the floor)."""
     stored = (row.generation for row in rows if row.owner_hash == owner_hash)
-    return max(max(stored, default=0), rules.generation_floor) + 1
+    return max((rules.generation_floor, *stored)) + 1
 
 
 def busy_until(rows: Iterable[LeaseRow], connection_id: str, rules: LeaseRules, now: Instant) -> Instant | None:

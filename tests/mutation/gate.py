@@ -51,8 +51,8 @@ def source_of(module: str) -> str:
 
 
 def earlier(path: str) -> list[Trial]:
-    """Trials of a report whose files are still the same, in order."""
-    if not path:
+    """Trials of a report whose files are still the same, in order; none where there is no report yet."""
+    if not path or not os.path.exists(path):
         return []
     with open(path, encoding="utf-8") as lines:
         found = [json.loads(line) for line in lines]
