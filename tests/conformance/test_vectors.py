@@ -12,7 +12,7 @@ from policy_service.cli.conformance.cases import CONNECTIONS, Case, load_cases, 
 from policy_service.cli.conformance.checks import CHECKS
 from policy_service.cli.conformance.judge import is_judged_in
 from policy_service.cli.conformance.record import CANCEL, FENCE, RELEASE, RENEW, REPORT, SELECT
-from policy_service.cli.conformance.rules import Rule, load_rules
+from policy_service.cli.conformance.rules import Rule, features, load_rules
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2, reasons_pb2, types_pb2
 from tests.docs_pages import ROOT
 
@@ -78,6 +78,19 @@ def test_every_scripted_answer_is_a_message_of_the_contract(case: Case) -> None:
             document = answers.expand(dict(step.answer), {}, 0, "case")
             if method in readers and step.answer:
                 assert readers[method](document).ByteSize() > 0
+
+
+def test_the_page_names_every_rule_and_every_feature() -> None:
+    text = (ROOT / "docs" / "doors" / "conformance.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", text))
+    assert {rule.id for rule in RULES} - named == set()
+    assert set(features(RULES)) - named == set()
+
+
+def test_the_page_names_no_rule_that_there_is_not() -> None:
+    text = (ROOT / "docs" / "doors" / "conformance.md").read_text(encoding="utf-8")
+    for listed in re.findall(r"Rules ((?:`[^`]+`[,.\s]*)+)", text):
+        assert set(re.findall(r"`([^`]+)`", listed)) <= {rule.id for rule in RULES}
 
 
 def test_a_word_that_the_format_does_not_have_is_refused() -> None:
