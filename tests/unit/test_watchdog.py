@@ -138,6 +138,12 @@ def test_events_of_one_chunk_are_one_sample() -> None:
     assert play(QUICK, (5, 1), (6, 2), (6, 4), (7, 16), (1_007, 0))[0].window_bytes == 16
 
 
+def test_output_of_the_same_instant_ends_the_protection_too() -> None:
+    state, _ = play(QUICK, (0, 1), (5, 2), (5, 0, True), (5, 4))
+
+    assert (state.protected, state.window_bytes, state.sample_count) == (False, 7, 2)
+
+
 def test_bytes_of_a_protected_event_count_for_nothing() -> None:
     state, _ = play(QUICK, (0, 50, True))
 
