@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policy_service.domain import lockout, lockout_keys, lockout_upkeep
+from policy_service.domain import lockout, lockout_keys, lockout_removal, lockout_upkeep
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.lockout import (
@@ -308,3 +308,39 @@ def test_a_listing_has_every_field_and_the_first_to_end_on_top() -> None:
     assert [(each.connection, each.model) for each in lockout_upkeep.listing(same, 0)] == [
         ("c", "y"), ("c", "z"), ("d", "a")
     ]  # fmt: skip
+
+
+# -- heard of, and removed -----------------------------------------------------------------------------------
+def test_a_failure_is_heard_of_where_there_is_something_to_keep_and_it_is_news() -> None:
+    heard = lockout.heard(FULL, 1_001)
+    assert heard == replace(FULL, failure_heard_at=1_001)
+    assert lockout.heard(FULL, 1_000) is FULL
+    assert lockout.heard(heard, 1_001) == heard
+    counting = replace(FULL, until=None)
+    assert lockout.heard(counting, 1_001).failure_heard_at == 1_001
+    assert lockout.heard(replace(FULL, failure_count=0), 1_001).failure_heard_at == 1_001
+    idle = replace(FULL, until=None, failure_count=0)
+    assert lockout.heard(idle, 1_001) is idle
+
+
+def test_an_older_success_than_the_newest_failure_decays_nothing() -> None:
+    heard = replace(FULL, failure_heard_at=3_000)
+    assert [lockout.is_fresh(heard, at) for at in (2_999, 3_000)] == [False, True]
+    assert [lockout.is_fresh(FULL, at) for at in (999, 1_000)] == [False, True]
+    assert lockout.decayed(heard, 2_999) is heard
+    assert lockout.decayed(heard, 3_000) == replace(heard, failure_count=1)
+    assert lockout.released(heard).failure_heard_at is None
+
+
+def test_a_removed_model_is_locked_for_a_hundred_years_and_keeps_its_first_fact() -> None:
+    row = ModelLockState("acme", "c", "family", "m")
+    gone = lockout_removal.removed(row, PLACE, 5_000)
+    assert gone == replace(
+        row, model="m", written_as="bare", until=5_000 + 3_153_600_000_000, locked_at=5_000,
+        reason="free_tier_drained", last_failure_at=5_000,
+    )  # fmt: skip
+    assert lockout_removal.removed(gone, PLACE, 9_000) is gone
+    late = lockout_removal.removed(replace(row, last_failure_at=7_000), PLACE, 5_000)
+    assert late.last_failure_at == 7_000
+    ended = replace(gone, until=None)
+    assert lockout_removal.removed(ended, PLACE, 9_000).until == 9_000 + 3_153_600_000_000
