@@ -4,6 +4,7 @@ The word behind the language of a block says what a test does with it:
 
     bash test           run by a shell, in order; a `text output` block behind it is what it prints
     bash serve          `policy-service serve ...`: started for the blocks behind it, in place of the one before
+    bash start          another program that runs on for the blocks behind it, until the end of the page
     python test         run like `bash test`
     yaml catalogue F    loaded as a catalogue, and written to file F for the blocks behind it
     yaml config F       loaded as a process configuration, and written to file F
@@ -26,6 +27,7 @@ TAGS = frozenset(
     {
         "bash test",
         "bash serve",
+        "bash start",
         "bash by-hand",
         "python test",
         "yaml catalogue",

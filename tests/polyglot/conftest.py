@@ -1,4 +1,4 @@
-"""Fixtures of the polyglot suite: one build of each gateway a session; every test of `gateway` runs once for each language."""
+"""Fixtures of the polyglot suite: each gateway is built once a session; what uses `command` runs once a language."""
 
 from __future__ import annotations
 

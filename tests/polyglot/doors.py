@@ -1,4 +1,4 @@
-"""The example gateways in Go and Node as processes: built once a session, started with a configuration, killed at the end."""
+"""The example gateways in Go and Node as processes: built once a session, started with a configuration, then ended."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class Gateway:
     child: subprocess.Popen[bytes]
     log: Path
 
-    def send(self, timeout_s: float = 20.0) -> Send:
-        """A client of it."""
-        return http_send(self.base_url, timeout_s=timeout_s)
+    def send(self, timeout_s: float = 20.0, **headers: str) -> Send:
+        """A client of it; `headers` with underscores for hyphens."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return http_send(self.base_url, timeout_s=timeout_s, extra=named)
 
 
 @asynccontextmanager
@@ -74,14 +75,18 @@ async def running(command: Sequence[str], directory: Path, configuration: Mappin
     file = directory / f"gateway-{os.urandom(3).hex()}.json"
     file.write_text(json.dumps({"listen": listen, **configuration}))
     log = file.with_suffix(".log")
-    with log.open("wb") as output:
-        child = subprocess.Popen([*command, str(file)], stdout=output, stderr=output)
+    child = _start([*command, str(file)], log)
     gateway = Gateway(f"http://{listen}", child, log)
     try:
         await _listening(gateway)
         yield gateway
     finally:
         await asyncio.to_thread(_end, child)
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
 
 
 async def _listening(gateway: Gateway) -> None:

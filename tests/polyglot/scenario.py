@@ -150,12 +150,18 @@ Send: TypeAlias = Callable[[str, bool], Awaitable[ClientAnswer]]
 Door: TypeAlias = Callable[[Stage], AbstractAsyncContextManager[Send]]
 
 
-def http_send(base_url: str, route_header: str | None = None, timeout_s: float | None = None) -> Send:
+def http_send(
+    base_url: str,
+    route_header: str | None = None,
+    timeout_s: float | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> Send:
     """A client that POSTs to `/v1/chat/completions`; the route is the model, and the header where one is named."""
 
     async def send(route: str, stream: bool) -> ClientAnswer:
         body = {"model": route, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-policy-session": "not for upstreams", **({route_header: route} if route_header else {})}
+        headers |= extra or {}
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout_s or load().client_timeout_s)) as session,
             session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer,

@@ -44,7 +44,7 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Call:
-    """One call as it arrived. `gone`: the caller hung up before the answer was out in full."""
+    """One call as it arrived, header names in lower case. `gone`: the caller hung up before the answer was out in full."""
 
     connection: str
     headers: Mapping[str, str]
@@ -113,7 +113,7 @@ class Upstreams:
     async def _answer(self, connection: str, request: web.Request) -> web.StreamResponse:
         text = await request.text()
         body = json.loads(text) if text else None
-        call = Call(connection, dict(request.headers), body)
+        call = Call(connection, {name.lower(): value for name, value in request.headers.items()}, body)
         self.calls.append(call)
         try:
             return await self._behave(self._next(connection, body), request)

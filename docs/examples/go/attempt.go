@@ -25,11 +25,14 @@ type attempt struct {
 // is reported at once; `response` is what the client gets if the action is to go no further.
 func (a *attempt) make(ctx context.Context) (response *http.Response, action *policyv1.Action) {
 	if refusal := a.checkFence(ctx); refusal != nil {
-		a.finish(&result{local: policyv1.LocalFaultKind_LOCAL_FAULT_KIND_NOT_DISPATCHED})
+		a.held.release()
 		return refusal, nil
 	}
 	a.offset = time.Since(a.held.since)
-	r := a.call(ctx, a.target, a.dispatch.GetAttemptPolicy().GetTargetTimeoutMs(), a.headers, a.dispatch.GetStripHeaders())
+	r := a.call(ctx, a.target, wishes{
+		timeout: milliseconds(a.dispatch.GetAttemptPolicy().GetTargetTimeoutMs()),
+		set:     a.headers, strip: a.dispatch.GetStripHeaders(), degradations: a.dispatch.GetDegradations(),
+	})
 	if ctx.Err() != nil {
 		r.close()
 		r.cancelled = true
@@ -56,7 +59,7 @@ func (a *attempt) deliver(report *policyv1.ReportOutcomeRequest) {
 }
 
 func (a *attempt) afterFailure(ctx context.Context, r *result) (*http.Response, *policyv1.Action) {
-	report := a.report(r, a.following == nil)
+	report := a.report(r, false) // whether another attempt follows is only known from the answer
 	answer, err := a.service.Report(ctx, report)
 	if err != nil {
 		a.deliver(report)
@@ -78,12 +81,13 @@ func (a *attempt) localAction(r *result) *policyv1.Action {
 	return action
 }
 
-// checkFence is the last word before a call with a lease: a session that has lost its connection must not use it.
+// checkFence is the last word before a call with a lease that no fresh decision covers: a session that has lost its connection
+// meanwhile must not use it.
 func (a *attempt) checkFence(ctx context.Context) *http.Response {
-	if a.lease == nil {
+	if a.lease == nil || (a.number == 0 && time.Since(a.held.since) < time.Second) {
 		return nil
 	}
-	answer, err := a.service.CheckFence(ctx, &policyv1.CheckFenceRequest{
+	answer, err := a.service.Fence(ctx, &policyv1.CheckFenceRequest{
 		CallerKeySha256: a.caller, Lease: a.lease, Connection: a.target.GetConnection(), DecisionToken: a.held.token,
 	})
 	if err != nil {

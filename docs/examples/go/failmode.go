@@ -63,7 +63,7 @@ func (j *journey) withoutDecision(ctx context.Context, err error) (*http.Respons
 func (j *journey) failOpen(ctx context.Context) *http.Response {
 	order := j.memory.order(j.route)
 	for place, target := range order {
-		r := j.call(ctx, target, 0, nil, nil)
+		r := j.call(ctx, target, wishes{})
 		if !r.failed {
 			return r.stream(ctx, milliseconds(j.config.IdleTimeoutMs), func(*result) {})
 		}

@@ -34,7 +34,7 @@ func (h *held) renew(ctx context.Context, every time.Duration) {
 		if ctx.Err() != nil {
 			return
 		}
-		answer, err := h.transport.service.RenewPermit(ctx, &policyv1.RenewPermitRequest{DecisionToken: h.token})
+		answer, err := h.transport.service.Renew(ctx, h.token)
 		for _, permit := range answer.GetResults() {
 			if permit.GetCode() != "" {
 				slog.Warn("a permit is lost", "permit", permit.GetPermitId(), "code", permit.GetCode())

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -20,7 +21,7 @@ import (
 
 const (
 	maxRequestBytes = 32 << 20
-	maxAttempts     = 30
+	maxDispatches   = 30 // where the service says nothing else
 )
 
 // journey is one client request on its way: ask, call, report and fall back until there is an answer.
@@ -61,6 +62,9 @@ func (t *Transport) begin(request *http.Request) (*journey, *http.Response) {
 
 // readBody keeps the body for every attempt; fields that the gateway does not know travel as they came.
 func readBody(request *http.Request) (body map[string]json.RawMessage, model string, err error) {
+	if request.Body == nil {
+		return nil, "", errNoModel
+	}
 	text, err := io.ReadAll(http.MaxBytesReader(nil, request.Body, maxRequestBytes))
 	if err != nil {
 		return nil, "", err
@@ -191,6 +195,7 @@ func (j *journey) walk(ctx context.Context, decision *policyv1.SelectTargetRespo
 	held := j.hold(decision)
 	targets := append([]*policyv1.Target{dispatch.GetTarget()}, dispatch.GetFallbacks()...)
 	target, headers := dispatch.GetTarget(), dispatch.GetSetHeaders()
+	most := cmp.Or(int(dispatch.GetAttemptPolicy().GetMaxDispatches()), maxDispatches)
 	for number := int32(0); ; number++ {
 		a := &attempt{journey: j, held: held, dispatch: dispatch, number: number, target: target, headers: headers}
 		if place := slices.Index(targets, target); place+1 < len(targets) {
@@ -200,7 +205,7 @@ func (j *journey) walk(ctx context.Context, decision *policyv1.SelectTargetRespo
 		if action == nil {
 			return response
 		}
-		if isFinal(action) || j.attempts == maxAttempts || milliseconds(action.GetDelayMs()) >= j.left() {
+		if isFinal(action) || j.attempts >= most || milliseconds(action.GetDelayMs()) >= j.left() {
 			held.release()
 			return response
 		}

@@ -4,6 +4,8 @@
 //	go run . -config gateway.json
 package main
 
+//go:generate buf generate
+
 import (
 	"context"
 	"errors"

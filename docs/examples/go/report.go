@@ -51,11 +51,10 @@ func (a *attempt) report(r *result, isFinal bool) *policyv1.ReportOutcomeRequest
 	default:
 		report.Outcome = &policyv1.ReportOutcomeRequest_HttpStatus{HttpStatus: int32(r.response.StatusCode)}
 		report.Origin = policyv1.Origin_ORIGIN_UPSTREAM
-		if r.failed {
-			report.Body = r.head
-		}
 		if r.streamError != nil {
 			report.Details = &policyv1.ReportDetails{StreamError: r.streamError}
+		} else if r.failed {
+			report.Body = r.head
 		}
 	}
 	return report
@@ -78,7 +77,9 @@ func headersOf(headers http.Header) []*policyv1.Header {
 func earlierAttempt(target *policyv1.Target, r *result, verdict *policyv1.Verdict) *policyv1.EarlierAttempt {
 	attempt := &policyv1.EarlierAttempt{
 		Target: target, Reason: verdict.GetReasonText(), Scope: verdict.GetScopeText(), Kind: verdict.GetFailureKindText(),
-		RetryHintMs: verdict.RetryAfterMs,
+	}
+	if verdict != nil {
+		attempt.RetryHintMs = verdict.RetryAfterMs
 	}
 	if r.response != nil && r.broken == nil {
 		attempt.HttpStatus = proto.Int32(int32(r.response.StatusCode))

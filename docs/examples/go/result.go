@@ -36,11 +36,17 @@ type result struct {
 	cancel    context.CancelCauseFunc
 }
 
+// wishes are what a decision says about a call besides its target.
+type wishes struct {
+	timeout      time.Duration // 0: the gateway's own
+	set          []*policyv1.Header
+	strip        []string
+	degradations []*policyv1.Degradation
+}
+
 // call makes one upstream call and reads the beginning of the answer: an error hidden in a 200 is still a failure while
 // nothing of it has reached the client.
-func (j *journey) call(
-	ctx context.Context, target *policyv1.Target, targetTimeoutMs int64, set []*policyv1.Header, strip []string,
-) *result {
+func (j *journey) call(ctx context.Context, target *policyv1.Target, wishes wishes) *result {
 	j.attempts++
 	r := &result{sent: time.Now(), failed: true}
 	upstream, found := j.config.Upstreams[target.GetProvider()+"/"+target.GetConnection()]
@@ -49,10 +55,10 @@ func (j *journey) call(
 		return r
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	limit, cause := j.firstByteLimit(targetTimeoutMs)
+	limit, cause := j.firstByteLimit(wishes.timeout)
 	timer := time.AfterFunc(limit, func() { r.cancel(cause) })
 	defer timer.Stop()
-	response, err := j.upstream.RoundTrip(j.forUpstream(r.ctx, target, upstream, set, strip))
+	response, err := j.upstream.RoundTrip(j.forUpstream(r.ctx, target, upstream, wishes))
 	r.firstByte = time.Since(r.sent)
 	if err != nil {
 		r.fail(err)
@@ -63,10 +69,10 @@ func (j *journey) call(
 }
 
 // firstByteLimit is how long an attempt may be silent at first, and what its end then means.
-func (j *journey) firstByteLimit(targetTimeoutMs int64) (time.Duration, error) {
+func (j *journey) firstByteLimit(targetTimeout time.Duration) (time.Duration, error) {
 	limit := milliseconds(j.config.FirstByteTimeoutMs)
-	if targetTimeoutMs > 0 {
-		limit = min(limit, milliseconds(targetTimeoutMs))
+	if targetTimeout > 0 {
+		limit = min(limit, targetTimeout)
 	}
 	if left := j.left(); left < limit {
 		return left, errOutOfTime

@@ -143,6 +143,22 @@ func (s *Service) Report(ctx context.Context, request *policyv1.ReportOutcomeReq
 	return answer, s.judged(ctx, err)
 }
 
+// Fence asks whether a lease still holds.
+func (s *Service) Fence(ctx context.Context, request *policyv1.CheckFenceRequest) (*policyv1.CheckFenceResponse, error) {
+	limited, cancel := context.WithTimeout(ctx, milliseconds(s.config.ReportTimeoutMs))
+	defer cancel()
+	answer, err := s.CheckFence(limited, request)
+	return answer, s.judged(ctx, err)
+}
+
+// Renew extends the permits of a decision.
+func (s *Service) Renew(ctx context.Context, token []byte) (*policyv1.RenewPermitResponse, error) {
+	limited, cancel := context.WithTimeout(ctx, milliseconds(s.config.ReportTimeoutMs))
+	defer cancel()
+	answer, err := s.RenewPermit(limited, &policyv1.RenewPermitRequest{DecisionToken: token})
+	return answer, s.judged(ctx, err)
+}
+
 // Release frees the permits of a decision that will send no final report.
 func (s *Service) Release(ctx context.Context, token []byte) error {
 	limited, cancel := context.WithTimeout(ctx, milliseconds(s.config.ReportTimeoutMs))

@@ -75,9 +75,7 @@ var gatewaysOwn = []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie", "A
 
 // forUpstream is the client's request as one attempt sends it: with the target's model and credential, without the headers of
 // the policy.
-func (j *journey) forUpstream(
-	ctx context.Context, target *policyv1.Target, upstream Upstream, set []*policyv1.Header, strip []string,
-) *http.Request {
+func (j *journey) forUpstream(ctx context.Context, target *policyv1.Target, upstream Upstream, wishes wishes) *http.Request {
 	out := j.request.Clone(ctx)
 	out.URL.Scheme, out.URL.Host = upstream.base.Scheme, upstream.base.Host
 	out.URL.Path, out.URL.RawPath = strings.TrimSuffix(upstream.base.Path, "/")+out.URL.Path, ""
@@ -88,25 +86,31 @@ func (j *journey) forUpstream(
 			delete(out.Header, name)
 		}
 	}
-	for _, name := range slices.Concat(gatewaysOwn, strip) {
+	for _, name := range slices.Concat(gatewaysOwn, wishes.strip) {
 		out.Header.Del(name)
 	}
-	for _, header := range set {
+	for _, header := range wishes.set {
 		out.Header.Set(header.GetName(), header.GetValue())
 	}
 	for name, value := range upstream.Headers {
 		out.Header.Set(name, value)
 	}
-	body := j.bodyFor(target.GetModel())
+	body := j.bodyFor(target.GetModel(), wishes.degradations)
 	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return out
 }
 
-// bodyFor is the client's body with the model of the target.
-func (j *journey) bodyFor(model string) []byte {
+// bodyFor is the client's body with the model of the target, and with no more tools than the target takes.
+func (j *journey) bodyFor(model string, degradations []*policyv1.Degradation) []byte {
 	body := maps.Clone(j.body)
 	if model != "" {
 		body["model"], _ = json.Marshal(model)
+	}
+	for _, degradation := range degradations {
+		var tools []json.RawMessage
+		if degradation.ToolLimit != nil && json.Unmarshal(body["tools"], &tools) == nil {
+			body["tools"], _ = json.Marshal(tools[:min(len(tools), int(degradation.GetToolLimit()))])
+		}
 	}
 	text, _ := json.Marshal(body)
 	return text

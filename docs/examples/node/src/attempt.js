@@ -1,17 +1,21 @@
 /** One upstream call under a decision. */
-import { ActionKind, LocalFaultKind } from "../gen/policy/v1/policy_pb.js";
+import { ActionKind } from "../gen/policy/v1/policy_pb.js";
 import { FenceStatus } from "../gen/policy/v1/lease_pb.js";
 import { Answer, refused } from "./answers.js";
 import { earlierAttempt, nameOf, reportOf, textOf } from "./report.js";
-import { Result, call } from "./upstream.js";
+import { call } from "./upstream.js";
 
 /** @import { Action, Dispatch } from "../gen/policy/v1/policy_pb.js" */
 /** @import { Header, Target } from "../gen/policy/v1/types_pb.js" */
 /** @import { Held } from "./held.js" */
 /** @import { Journey } from "./journey.js" */
+/** @import { Result } from "./upstream.js" */
 
 /** What the service says comes next. @typedef {Pick<Action, "kind" | "nextTarget" | "delayMs" | "setHeaders">} NextStep */
 /** @typedef {{answer: Answer | undefined, action?: NextStep}} Made */
+
+/** How long a decision stands for the lease that it was made with. */
+const FRESH_MS = 1_000;
 
 export class Attempt {
   /**
@@ -42,13 +46,13 @@ export class Attempt {
   async make() {
     const refusal = await this.checkFence();
     if (refusal) {
-      this.finish(Result.local(LocalFaultKind.NOT_DISPATCHED));
+      this.held.release();
       return { answer: refusal };
     }
-    this.offsetMs = performance.now() - this.held.since;
-    const { setHeaders, stripHeaders, attemptPolicy } = { ...this.dispatch, setHeaders: this.headers };
+    const { stripHeaders: strip, attemptPolicy, degradations } = this.dispatch;
     const timeoutMs = Number(attemptPolicy?.targetTimeoutMs ?? 0);
-    const result = await call(this.journey, this.target, { timeoutMs, set: setHeaders, strip: stripHeaders });
+    this.offsetMs = performance.now() - this.held.since;
+    const result = await call(this.journey, this.target, { timeoutMs, set: this.headers, strip, degradations });
     if (this.journey.signal.aborted) {
       result.cancelled = true;
       result.close();
@@ -72,7 +76,7 @@ export class Attempt {
 
   /** @param {Result} result @returns {Promise<Made>} */
   async afterFailure(result) {
-    const report = reportOf(this, result, !this.following);
+    const report = reportOf(this, result, false); // whether another attempt follows is only known from the answer
     let told;
     try {
       told = await this.gateway.service.report(report);
@@ -98,10 +102,11 @@ export class Attempt {
     return { kind, nextTarget: this.following, delayMs: 0n, setHeaders: [] };
   }
 
-  /** The last word before a call with a lease: a session that has lost its connection must not use it. */
+  /** The last word before a call with a lease that no fresh decision covers: a session that has lost its connection meanwhile must not use it. */
   async checkFence() {
     const { lease, caller: callerKeySha256, signal } = this.journey;
-    if (!lease) return undefined;
+    const isFresh = this.number === 0 && performance.now() - this.held.since < FRESH_MS;
+    if (!lease || isFresh) return undefined;
     const fence = { lease, callerKeySha256, connection: this.target.connection, decisionToken: this.held.token };
     try {
       const { status } = await this.gateway.service.checkFence(fence, signal);

@@ -55,7 +55,7 @@ export async function withoutDecision(journey, error) {
 async function failOpen(journey) {
   const order = journey.gateway.memory.order(journey.route);
   for (const target of order) {
-    const result = await call(journey, target, { timeoutMs: 0, set: [], strip: [] });
+    const result = await call(journey, target, { timeoutMs: 0, set: [], strip: [], degradations: [] });
     if (!result.failed) return result.stream(() => {});
     const answer = result.forClient(undefined);
     if (target === order.at(-1) || !result.isWorthAnother) return answer;

@@ -16,7 +16,8 @@ import { nameOf } from "./report.js";
 /** @import { EarlierAttemptSchema, Target } from "../gen/policy/v1/types_pb.js" */
 /** @import { Gateway } from "./gateway.js" */
 
-const MAX_ATTEMPTS = 30;
+/** Where the service says nothing else. */
+const MAX_DISPATCHES = 30;
 
 export class Journey {
   /**
@@ -138,13 +139,14 @@ export class Journey {
     /** @type {Target | undefined} */
     let target = targets[0];
     let headers = dispatch.setHeaders;
+    const most = dispatch.attemptPolicy?.maxDispatches || MAX_DISPATCHES;
     for (let number = 0; target; number += 1) {
       const following = targets[targets.indexOf(target) + 1];
       const attempt = new Attempt(this, held, dispatch, { number, target, headers, following });
       const { answer, action } = await attempt.make();
       if (!action) return answer;
       const pause = Number(action.delayMs);
-      if (isFinal(action) || this.attempts >= MAX_ATTEMPTS || pause >= this.leftMs) {
+      if (isFinal(action) || this.attempts >= most || pause >= this.leftMs) {
         held.release();
         return answer;
       }

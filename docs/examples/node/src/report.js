@@ -44,7 +44,7 @@ function outcomeOf(result) {
   return {
     outcome: { case: "httpStatus", value: result.status },
     origin: Origin.UPSTREAM,
-    body: result.failed ? result.head : undefined,
+    body: result.failed && !result.streamError ? result.head : undefined,
     details: result.streamError ? { streamError: result.streamError } : undefined,
   };
 }

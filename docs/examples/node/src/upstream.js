@@ -7,7 +7,7 @@ import { Answer, seconds } from "./answers.js";
 import { EventScanner, hidesFailure } from "./stream.js";
 
 /** @import { Verdict } from "../gen/policy/v1/policy_pb.js" */
-/** @import { Header, Target } from "../gen/policy/v1/types_pb.js" */
+/** @import { Degradation, Header, Target } from "../gen/policy/v1/types_pb.js" */
 /** @import { Upstream } from "./config.js" */
 /** @import { Journey } from "./journey.js" */
 
@@ -21,6 +21,13 @@ const GATEWAYS_OWN = [
 ];
 
 const AGENTS = { "http:": new http.Agent({ keepAlive: true }), "https:": new https.Agent({ keepAlive: true }) };
+
+/**
+ * What a decision says about a call besides its target: a timeout (0: the gateway's own), headers to set and to drop, changes
+ * to the request.
+ *
+ * @typedef {{timeoutMs: number, set: Header[], strip: string[], degradations: Degradation[]}} Wishes
+ */
 
 /** Why a timer of the gateway ended a call. @typedef {"no_answer" | "idle" | "out_of_time"} Cause */
 
@@ -186,20 +193,20 @@ export class Result {
  *
  * @param {Journey} journey
  * @param {Target} target
- * @param {{timeoutMs: number, set: Header[], strip: string[]}} options timeout of the target, 0: none; headers to set and drop
+ * @param {Wishes} wishes
  */
-export async function call(journey, target, { timeoutMs, set, strip }) {
+export async function call(journey, target, wishes) {
   journey.attempts += 1;
   const { config } = journey.gateway;
   const upstream = config.upstreams[`${target.provider}/${target.connection}`];
   if (!upstream) return Result.local(LocalFaultKind.EXECUTION);
   const result = new Result(config.idle_timeout_ms);
-  const limit = Math.min(config.first_byte_timeout_ms, timeoutMs || Infinity);
+  const limit = Math.min(config.first_byte_timeout_ms, wishes.timeoutMs || Infinity);
   const timer =
     journey.leftMs < limit ? result.endAfter("out_of_time", journey.leftMs) : result.endAfter("no_answer", limit);
   const signal = AbortSignal.any([journey.signal, result.controller.signal]);
   try {
-    await result.begin(await send(journey.request, target, upstream, { set, strip, signal }));
+    await result.begin(await send(journey.request, target, upstream, wishes, signal));
   } catch (error) {
     result.fail(error);
   } finally {
@@ -214,12 +221,13 @@ export async function call(journey, target, { timeoutMs, set, strip }) {
  * @param {Journey["request"]} request
  * @param {Target} target
  * @param {Upstream} upstream
- * @param {{set: Header[], strip: string[], signal: AbortSignal}} options
+ * @param {Wishes} wishes
+ * @param {AbortSignal} signal
  * @returns {Promise<http.IncomingMessage>}
  */
-function send(request, target, upstream, { set, strip, signal }) {
+function send(request, target, upstream, { set, strip, degradations }, signal) {
   const url = new URL(upstream.base_url.replace(/\/$/, "") + request.path);
-  const body = JSON.stringify({ ...request.body, model: target.model || request.body.model });
+  const body = JSON.stringify(bodyFor(request.body, target.model, degradations));
   const headers = { ...request.headers };
   const isPolicy = (/** @type {string} */ name) => /^x-(policy|omniroute)-/.test(name);
   for (const name of [...Object.keys(headers).filter(isPolicy), ...GATEWAYS_OWN, ...strip]) delete headers[name];
@@ -230,6 +238,22 @@ function send(request, target, upstream, { set, strip, signal }) {
   return new Promise((resolve, reject) => {
     open(url, { method: "POST", headers, agent, signal }, resolve).on("error", reject).end(body);
   });
+}
+
+/**
+ * The client's body with the model of the target, and with no more tools than the target takes.
+ *
+ * @param {Record<string, any>} given
+ * @param {string} model
+ * @param {Degradation[]} degradations
+ */
+function bodyFor(given, model, degradations) {
+  /** @type {Record<string, any>} */
+  const body = { ...given, model: model || given.model };
+  for (const { toolLimit } of degradations) {
+    if (toolLimit !== undefined && Array.isArray(body.tools)) body.tools = body.tools.slice(0, toolLimit);
+  }
+  return body;
 }
 
 /** @type {Record<string, NetworkErrorKind>} */

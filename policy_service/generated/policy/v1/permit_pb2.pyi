@@ -122,7 +122,9 @@ class Permit(_message.Message):
     gate: _builtins.str
     """Gate or breaker key."""
     expires_at_unix_ms: _builtins.int
-    """End unless renewed; renew at a third of the TTL."""
+    """End unless renewed; renew at a third of the TTL: in a Dispatch that is this less `decided_at_unix_ms`. Database time, never
+    to be compared with a clock of the gateway.
+    """
     execution_limit_ms: _builtins.int
     """Longest life, counted from dispatch (queue permits). Unset: no limit beyond renewal."""
     is_local: _builtins.bool

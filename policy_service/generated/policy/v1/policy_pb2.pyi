@@ -800,7 +800,9 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class Wait(_message.Message):
-    """Sleep and ask again with the token of this answer in `previous_decision_token`."""
+    """Sleep and ask again with the token of this answer in `previous_decision_token`, and without the attempts made before the
+    sleep: every target may be tried again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1303,7 +1305,9 @@ class ReportOutcomeRequest(_message.Message):
     attempt_offset_ms: _builtins.int
     """From receiving the SelectTarget answer to dispatching this attempt, monotonic clock of the gateway. Unset: 0."""
     final: _builtins.bool
-    """True: the last report of the decision; frees its permits and reservation. Unset: more may come."""
+    """True: the last report of the decision; frees its permits and reservation. Unset: more may come. Whether an attempt follows
+    a failure is known from the answer only: leave it unset there, and end a decision that goes no further with ReleasePermit.
+    """
     http_status: _builtins.int
     """HTTP status of the answer, 100 .. 999."""
     network_error: Global___NetworkErrorKind.ValueType

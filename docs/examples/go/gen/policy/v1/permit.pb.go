@@ -174,7 +174,8 @@ type Permit struct {
 	Kind PermitKind `protobuf:"varint,2,opt,name=kind,proto3,enum=policy.v1.PermitKind" json:"kind,omitempty"`
 	// Gate or breaker key.
 	Gate string `protobuf:"bytes,3,opt,name=gate,proto3" json:"gate,omitempty"`
-	// End unless renewed; renew at a third of the TTL.
+	// End unless renewed; renew at a third of the TTL: in a Dispatch that is this less `decided_at_unix_ms`. Database time, never
+	// to be compared with a clock of the gateway.
 	ExpiresAtUnixMs int64 `protobuf:"varint,4,opt,name=expires_at_unix_ms,json=expiresAtUnixMs,proto3" json:"expires_at_unix_ms,omitempty"`
 	// Longest life, counted from dispatch (queue permits). Unset: no limit beyond renewal.
 	ExecutionLimitMs *int64 `protobuf:"varint,5,opt,name=execution_limit_ms,json=executionLimitMs,proto3,oneof" json:"execution_limit_ms,omitempty"`

@@ -1429,7 +1429,8 @@ func (x *Plan) GetMaxToolRounds() int32 {
 	return 0
 }
 
-// Sleep and ask again with the token of this answer in `previous_decision_token`.
+// Sleep and ask again with the token of this answer in `previous_decision_token`, and without the attempts made before the
+// sleep: every target may be tried again.
 type Wait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long to sleep.
@@ -2350,7 +2351,8 @@ type ReportOutcomeRequest struct {
 	Target *Target `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
 	// From receiving the SelectTarget answer to dispatching this attempt, monotonic clock of the gateway. Unset: 0.
 	AttemptOffsetMs *int64 `protobuf:"varint,5,opt,name=attempt_offset_ms,json=attemptOffsetMs,proto3,oneof" json:"attempt_offset_ms,omitempty"`
-	// True: the last report of the decision; frees its permits and reservation. Unset: more may come.
+	// True: the last report of the decision; frees its permits and reservation. Unset: more may come. Whether an attempt follows
+	// a failure is known from the answer only: leave it unset there, and end a decision that goes no further with ReleasePermit.
 	Final bool `protobuf:"varint,6,opt,name=final,proto3" json:"final,omitempty"`
 	// What happened. Exactly one is required.
 	//
@@ -3306,9 +3308,9 @@ type Verdict struct {
 	RestatedStatus *int32 `protobuf:"varint,5,opt,name=restated_status,json=restatedStatus,proto3,oneof" json:"restated_status,omitempty"`
 	// Retry-After to give to the client. Unset: none.
 	RetryAfterMs *int64 `protobuf:"varint,6,opt,name=retry_after_ms,json=retryAfterMs,proto3,oneof" json:"retry_after_ms,omitempty"`
-	// Id of the rule of the pipeline that decided.
+	// Id of what decided: a row of the verdict table, a rule of the pipeline, or the catalogue or operator rule that matched.
 	Rule string `protobuf:"bytes,7,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Id of the catalogue or operator rule that matched. Empty: none.
+	// Id of the catalogue or operator rule that matched, else of the rule that corrected the status. Empty: none.
 	RuleId string `protobuf:"bytes,8,opt,name=rule_id,json=ruleId,proto3" json:"rule_id,omitempty"`
 	// Where the waiting time was found: `header`, `google_rpc_retry_info`, `body`. Empty: none was stated.
 	HintSource string `protobuf:"bytes,9,opt,name=hint_source,json=hintSource,proto3" json:"hint_source,omitempty"`

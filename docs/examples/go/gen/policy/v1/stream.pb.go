@@ -195,7 +195,10 @@ type StreamOpen struct {
 	// Token of the decision. Required.
 	DecisionToken []byte `protobuf:"bytes,1,opt,name=decision_token,json=decisionToken,proto3" json:"decision_token,omitempty"`
 	// Attempt number, as in ReportOutcome.
-	Attempt       int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Key of the target that is called, as the answer names it. Unset: the first target for attempt 0; for others it is then
+	// unknown, so that the first byte refreshes no pin and gives no probe its verdict.
+	TargetKey     string `protobuf:"bytes,3,opt,name=target_key,json=targetKey,proto3" json:"target_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -242,6 +245,13 @@ func (x *StreamOpen) GetAttempt() int32 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *StreamOpen) GetTargetKey() string {
+	if x != nil {
+		return x.TargetKey
+	}
+	return ""
 }
 
 // Progress of one attempt. Several events of one chunk go in one message; also renews the permits of the decision.
@@ -679,11 +689,13 @@ const file_policy_v1_stream_proto_rawDesc = "" +
 	"\x04open\x18\x02 \x01(\v2\x15.policy.v1.StreamOpenH\x00R\x04open\x127\n" +
 	"\bprogress\x18\x03 \x01(\v2\x19.policy.v1.StreamProgressH\x00R\bprogress\x12.\n" +
 	"\x05close\x18\x04 \x01(\v2\x16.policy.v1.StreamCloseH\x00R\x05closeB\a\n" +
-	"\x05event\"M\n" +
+	"\x05event\"l\n" +
 	"\n" +
 	"StreamOpen\x12%\n" +
 	"\x0edecision_token\x18\x01 \x01(\fR\rdecisionToken\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\x05R\aattempt\"_\n" +
+	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12\x1d\n" +
+	"\n" +
+	"target_key\x18\x03 \x01(\tR\ttargetKey\"_\n" +
 	"\x0eStreamProgress\x12.\n" +
 	"\x06events\x18\x01 \x03(\v2\x16.policy.v1.StreamEventR\x06events\x12\x1d\n" +
 	"\n" +

@@ -40,7 +40,8 @@ export declare type Permit = Message<"policy.v1.Permit"> & {
   gate: string;
 
   /**
-   * End unless renewed; renew at a third of the TTL.
+   * End unless renewed; renew at a third of the TTL: in a Dispatch that is this less `decided_at_unix_ms`. Database time, never
+   * to be compared with a clock of the gateway.
    *
    * @generated from field: int64 expires_at_unix_ms = 4;
    */

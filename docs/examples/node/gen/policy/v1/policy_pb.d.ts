@@ -624,7 +624,8 @@ export declare type Plan = Message<"policy.v1.Plan"> & {
 export declare const PlanSchema: GenMessage<Plan>;
 
 /**
- * Sleep and ask again with the token of this answer in `previous_decision_token`.
+ * Sleep and ask again with the token of this answer in `previous_decision_token`, and without the attempts made before the
+ * sleep: every target may be tried again.
  *
  * @generated from message policy.v1.Wait
  */
@@ -1182,7 +1183,8 @@ export declare type ReportOutcomeRequest = Message<"policy.v1.ReportOutcomeReque
   attemptOffsetMs?: bigint | undefined;
 
   /**
-   * True: the last report of the decision; frees its permits and reservation. Unset: more may come.
+   * True: the last report of the decision; frees its permits and reservation. Unset: more may come. Whether an attempt follows
+   * a failure is known from the answer only: leave it unset there, and end a decision that goes no further with ReleasePermit.
    *
    * @generated from field: bool final = 6;
    */
