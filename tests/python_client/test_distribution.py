@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from email.parser import Parser
@@ -67,7 +68,7 @@ def test_it_works_where_nothing_of_the_service_can_be_imported(installed: Path, 
 def test_it_requires_grpc_and_protobuf_only(installed: Path) -> None:
     (metadata,) = installed.glob("policy_service_client-*.dist-info/METADATA")
     required = Parser().parsestr(metadata.read_text()).get_all("Requires-Dist") or []
-    plain = sorted(each.partition(">")[0] for each in required if "extra ==" not in each)
+    plain = sorted(re.split("[<>=]", each)[0] for each in required if "extra ==" not in each)
     assert plain == ["googleapis-common-protos", "grpcio", "protobuf"]
     assert (installed / "policy_client" / "py.typed").exists()
     assert list(installed.glob("policy_client/_generated/policy/v1/*.pyi"))

@@ -23,14 +23,14 @@ async def asynchronous(client: AsyncPolicyClient) -> None:
     await client.run(pool("p/c/m"), now)  # error: arg-type
     await client.run("p/c/m", later)  # error: arg-type
     text: str = (await client.run(pool("p/c/m"), later)).value  # error: assignment
-    await client.call(RENEW_LEASE, pool(text))  # error: arg-type
+    await client.call(RENEW_LEASE, pool(text))  # error: misc
     with client.lease(Wanted("m")):  # error: attr-defined
         pass
 
 
 def synchronous(client: PolicyClient) -> None:
     client.run(pool("p/c/m"), returns_nothing)  # error: arg-type
-    client.call(SELECT, b"")  # error: type-var
+    client.call(SELECT, b"")  # error: misc
     Wanted(caller_id="a")  # error: call-arg
     AwayPolicy("open")  # error: arg-type
     Door({"c": "http://127.0.0.1"})  # error: dict-item
