@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from policy_envoy.calls import HTTP_STATUS_OF_CODE, PolicyCallError
 from policy_envoy.options import DoorOptions
@@ -20,6 +20,8 @@ from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.errors import CODES
 from policy_service.transport.grpc.gate import Gate, Unary, internal_error
 from policy_service.transport.grpc.policy_servicer import PolicyServicer
+
+T = TypeVar("T")
 
 
 class LocalCalls:
@@ -44,25 +46,29 @@ class LocalCalls:
 
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:
         """AcquirePermit."""
-        return await self._call("AcquirePermit", request)
+        answer: permit_pb2.AcquirePermitResponse = await self._call("AcquirePermit", request)
+        return answer
 
     async def renew(self, request: permit_pb2.RenewPermitRequest) -> permit_pb2.RenewPermitResponse:
         """RenewPermit."""
-        return await self._call("RenewPermit", request)
+        answer: permit_pb2.RenewPermitResponse = await self._call("RenewPermit", request)
+        return answer
 
     async def release(self, request: permit_pb2.ReleasePermitRequest) -> permit_pb2.ReleasePermitResponse:
         """ReleasePermit."""
-        return await self._call("ReleasePermit", request)
+        answer: permit_pb2.ReleasePermitResponse = await self._call("ReleasePermit", request)
+        return answer
 
     async def check_fence(self, request: lease_pb2.CheckFenceRequest) -> lease_pb2.CheckFenceResponse:
         """CheckFence."""
-        return await self._call("CheckFence", request)
+        answer: lease_pb2.CheckFenceResponse = await self._call("CheckFence", request)
+        return answer
 
     async def _call(self, method: str, request: Any) -> Any:
         return await _answered(method, self._further[method](request))
 
 
-async def _answered(method: str, call: Awaitable[Any]) -> Any:
+async def _answered(method: str, call: Awaitable[T]) -> T:
     try:
         return await call
     except PolicyError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -63,6 +64,11 @@ def choices(wishes: Wishes) -> Choices:
         ConfigError: an option has another value than those it may have.
     """
     source, _, directory = wishes.credentials.partition(":")
+    authorities = {} if wishes.ca_file is None else {"ca_file": str(wishes.ca_file)}
+    return replace(_choices(wishes, source, directory), **authorities)
+
+
+def _choices(wishes: Wishes, source: str, directory: str) -> Choices:
     return Choices(
         listen=_address("listen", wishes.listen),
         admin=_address("admin", wishes.admin) if wishes.admin else "",
@@ -73,7 +79,6 @@ def choices(wishes: Wishes) -> Choices:
         credentials=_one_of(CredentialSource, "credentials", source),
         credential_directory=directory,
         max_wait_ms=wishes.max_wait_ms,
-        **({"ca_file": str(wishes.ca_file)} if wishes.ca_file else {}),
     )
 
 

@@ -13,7 +13,7 @@ from policy_envoy.attempt import TABLE
 from policy_envoy.attempt_state import Attempt, Phase
 from policy_envoy.flight import Flight
 from policy_envoy.options import DoorOptions
-from policy_envoy.phases import Next, step
+from policy_envoy.phases import step as typed_step
 
 from policy_service.domain.watchdog import WatchdogSettings
 from policy_service.generated.policy.v1 import policy_pb2
@@ -24,7 +24,12 @@ RETURN = policy_pb2.ACTION_KIND_RETURN_TO_CLIENT
 SSE = {"content-type": "text/event-stream"}
 
 
-def begun(flight: Flight | None, attempt: int = 1, connection: str = "a", **options: Any) -> Next:
+def step(*of: Any) -> Any:
+    """One step; its actions are looked at as what they turn out to be."""
+    return typed_step(*of)
+
+
+def begun(flight: Flight | None, attempt: int = 1, connection: str = "a", **options: Any) -> Any:
     """State after the head of an attempt's request."""
     headers = {":path": "/v1/chat/completions"}
     event = events.AttemptHeaders(headers, True, 100.0, flight, attempt, connection, options.pop("base_path", ""))
@@ -35,12 +40,12 @@ def head(status: int, headers: Mapping[str, str] | None = None, *, has_body: boo
     return events.ResponseHeaders(status, {":status": str(status), **(headers or {})}, has_body, 150.0)
 
 
-def of_kind(found: Next, kind: type[Any]) -> list[Any]:
+def of_kind(found: Any, kind: type[Any]) -> list[Any]:
     """Actions of a kind."""
     return [action for action in found.actions if isinstance(action, kind)]
 
 
-def failed(flight: Flight, attempt: int = 1, connection: str = "a") -> Next:
+def failed(flight: Flight, attempt: int = 1, connection: str = "a") -> Any:
     """State after a 503 with its body, the verdict still unknown."""
     state = begun(flight, attempt, connection).state
     if state.phase is Phase.ACQUIRING:
@@ -73,7 +78,17 @@ def test_an_error_is_read_reported_and_goes_on_where_the_verdict_says() -> None:
     assert passed.kind == "response_body"
     assert dict(passed.set_headers) == {":status": "429", "x-policy-retry": "1"}
     assert [each.target.connection for each in flight.steps] == ["a", "c", "b"]
-    assert [each.number for each in flight.steps] == [0, 2, 1]
+    assert [each.number for each in flight.steps] == [0, 1, 2]
+
+
+def test_a_second_try_of_the_same_target_is_an_attempt_of_its_own() -> None:
+    flight = flight_of("a", "b")
+    again = policy_pb2.ACTION_KIND_RETRY_SAME
+    found = step(TABLE, failed(flight).state, events.Judged(judged(again, delay_ms=10)))
+    assert found.actions == (actions.Sleep(10),)
+    step(TABLE, found.state, events.Waited())
+    assert [(s.target.connection, s.number) for s in flight.steps] == [("a", 0), ("a", 1), ("b", 2)]
+    assert not flight.steps[1].needs_grant
 
 
 def test_a_verdict_for_the_client_restates_and_retries_nothing() -> None:
@@ -163,7 +178,7 @@ def test_path_and_headers_are_made_anew_for_every_attempt() -> None:
     state = step(TABLE, Attempt(DoorOptions()), second).state
     (sent,) = of_kind(step(TABLE, state, events.Acquired()), actions.Pass)
     assert dict(sent.set_headers) == {":path": "/v1/chat/completions"}
-    assert set(sent.remove_headers) == {"x-lane", "x-envoy-attempt-count"}
+    assert set(sent.remove_headers) == {"x-lane", "x-envoy-attempt-count", "x-ai-eg-fallback-chain"}
 
 
 def streaming(**options: Any) -> tuple[Flight, Attempt]:

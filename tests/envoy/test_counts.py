@@ -16,8 +16,8 @@ from tests.envoy.world import Gateway, gateway, outcome_of
 
 AT_ONCE = 16
 STAY_OPEN = {
-    "breaker.api_key.failure_threshold": 1_000_000,
-    "breaker.api_key.degradation_threshold": 1_000_000,
+    "breaker.api_key.failure_threshold": 1_000,
+    "breaker.api_key.degradation_threshold": 1_000,
 }
 
 

@@ -88,6 +88,7 @@ async def test_the_last_upstream_that_refuses_connections_is_heard_with_its_kind
     async with gateway(tmp_path, embedded_url, {"openai-one": [GOOD]}, dead=["openai-one"]) as world:
         async with world.post() as answer:
             assert answer.status == 503
+            assert (await answer.json())["error"]["code"] == "NO_UPSTREAM_RESPONSE"
         heard = await world.heard(1)
         assert heard == [("openai-one", "network_error", 0)]
         assert world.reports[0].final

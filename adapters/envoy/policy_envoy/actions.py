@@ -31,7 +31,7 @@ class Pass(NamedTuple):
 
     kind: str
     """Name of the message that is answered, such as `request_headers`."""
-    set_headers: Sequence[tuple[str, str]] = ()
+    set_headers: tuple[tuple[str, str], ...] = ()
     remove_headers: tuple[str, ...] = ()
     modes: tuple[Mode, ...] = ()
     """None: as configured."""
@@ -39,7 +39,7 @@ class Pass(NamedTuple):
     """Write the order of the upstreams, and what the other stage needs, into the metadata."""
     clears_route: bool = False
     body: bytes | None = None
-    """Another body; None: unchanged."""
+    """Another body, of an answer's head instead of what follows it; None: unchanged."""
     chunk: bytes | None = None
     """Held answers: let this chunk through."""
     is_end: bool = False

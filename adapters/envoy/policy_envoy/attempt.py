@@ -100,10 +100,9 @@ def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
 
 def _removed(state: Attempt) -> tuple[str, ...]:
     """Headers of another target of this request that an attempt before has set, and those of Envoy alone."""
-    flight, step, request = state.flight, state.step, state.request
-    own = {name for name, _ in step.set_headers}
-    foreign = {name for each in flight.steps for name, _ in each.set_headers} - own
-    return tuple(name for name in (*foreign, *_OURS) if name in request.headers)
+    flight, step = state.flight, state.step
+    foreign = {name for each in flight.steps for name, _ in each.set_headers}
+    return (*sorted(foreign - {name for name, _ in step.set_headers}), *_OURS) if foreign else _OURS
 
 
 _OURS = (FALLBACK_CHAIN_HEADER, ATTEMPT_COUNT_HEADER)

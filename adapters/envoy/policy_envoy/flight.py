@@ -7,7 +7,6 @@ in Envoy's metadata (`carried`, `from_carried`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -103,9 +102,10 @@ class Flight:
         """Let the attempt after `step` go to `target`, and those of the plan after it follow."""
         index = self.steps.index(step) + 1
         later = [each for each in self.steps[index:] if not same_target(each.target, target)]
-        number = next((s.number for s in self.steps[index:] if same_target(s.target, target)), step.number + 1)
-        is_same = same_target(step.target, target)
-        self.steps[index:] = [Step(target, step.token, number, headers, not is_same), *later]
+        following = Step(target, step.token, 0, headers, not same_target(step.target, target))
+        self.steps[index:] = [
+            each._replace(number=step.number + ahead) for ahead, each in enumerate((following, *later), 1)
+        ]
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -117,14 +117,9 @@ class Flight:
         """Connections in order; the name of a cluster is that of its connection."""
         return tuple(step.target.connection for step in self.steps)
 
-    def carried(self) -> dict[str, str]:
-        """What another process needs to go on with this request."""
-        return {
-            "id": self.id,
-            "answer": base64.b64encode(self.answer).decode(),
-            "path": self.path,
-            "explain": self.explanation,
-        }
+    def carried(self) -> str:
+        """What another process needs to go on with this request, as one text whose first line is its id."""
+        return "\n".join((self.id, self.path, self.explanation, base64.b64encode(self.answer).decode()))
 
 
 NO_FLIGHT = Flight("", [], 0)
@@ -143,12 +138,14 @@ def from_answer(answer: policy_pb2.SelectTargetResponse, now_ms: float) -> Fligh
     return flight
 
 
-def from_carried(fields: Mapping[str, str], now_ms: float) -> Flight | None:
-    """The flight that another process has begun; None: the metadata holds none."""
+def from_carried(text: str, now_ms: float) -> Flight | None:
+    """The flight that another process has begun; None: the text is none of `Flight.carried`."""
     try:
-        data = base64.b64decode(fields["answer"], validate=True)
-        flight = from_answer(policy_pb2.SelectTargetResponse.FromString(data), now_ms)
-    except (KeyError, ValueError, DecodeError):
+        _, path, explanation, answer = text.split("\n")
+        flight = from_answer(
+            policy_pb2.SelectTargetResponse.FromString(base64.b64decode(answer, validate=True)), now_ms
+        )
+    except (ValueError, DecodeError):
         return None
-    flight.path, flight.explanation = fields.get("path", ""), fields.get("explain", "")
+    flight.path, flight.explanation = path, explanation
     return flight

@@ -5,6 +5,7 @@ NEW --headers--> SELECTING (or BODY, if the route is in the body) --answer--> RO
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -32,7 +33,13 @@ from policy_envoy.events import (
 )
 from policy_envoy.explanation import explain
 from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
-from policy_envoy.names import ATTEMPT_COUNT_HEADER, CONTROL_HEADERS, ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER
+from policy_envoy.names import (
+    ATTEMPT_COUNT_HEADER,
+    CONTROL_HEADERS,
+    CONTROL_PREFIXES,
+    ENDPOINT_HEADER,
+    FALLBACK_CHAIN_HEADER,
+)
 from policy_envoy.options import DoorOptions
 from policy_envoy.phases import Next, Table
 from policy_service.generated.policy.v1 import permit_pb2, policy_pb2
@@ -124,9 +131,9 @@ def _order_headers(flight: Flight) -> tuple[tuple[str, str], ...]:
     return (*chain, (ENDPOINT_HEADER, ",".join(addresses))) if addresses else chain
 
 
-def _control_headers(client: ClientRequest, also: object) -> tuple[str, ...]:
-    names = {*CONTROL_HEADERS, *also}  # type: ignore[misc]
-    return tuple(name for name in client.headers if name in names)
+def _control_headers(client: ClientRequest, also: Iterable[str]) -> tuple[str, ...]:
+    names = CONTROL_HEADERS.union(also)
+    return tuple([name for name in client.headers if name in names or name.startswith(CONTROL_PREFIXES)])
 
 
 def _wait(state: Listener, event: Selected) -> Next:
@@ -161,7 +168,19 @@ def _answered(state: Listener, event: ResponseHeaders) -> Next:
     """The head of the last answer: no further attempt follows."""
     count = event.headers.get(ATTEMPT_COUNT_HEADER, "")
     settled = Settle(state.flight, event.details, attempts=int(count) if count.isdigit() else 0)
-    return Next(state._replace(phase=Phase.OVER), (_PASSED, settled, Leave(state.flight)))
+    return Next(state._replace(phase=Phase.OVER), (_last(event), settled, Leave(state.flight)))
+
+
+def _last(event: ResponseHeaders) -> Pass:
+    """The last answer as it came; Envoy's own text, where no upstream has given one, in the shape that clients read."""
+    if not event.details.startswith(_NOBODY) or event.headers.get("content-type") != "text/plain":
+        return _PASSED
+    headers, body = local_replies.unanswered(event.details)
+    return Pass("response_headers", tuple(headers), (ATTEMPT_COUNT_HEADER,), body=body)
+
+
+_NOBODY = ("upstream_", "no_healthy_upstream", "response_timeout", "cluster_not_found")
+"""Envoy's response code details of answers that it gave for want of an upstream's."""
 
 
 _PASSED = Pass("response_headers", remove_headers=(ATTEMPT_COUNT_HEADER,))

@@ -6,7 +6,7 @@ Source of statuses, codes and headers: spec/diagnostics.md sections 4 and 5.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from policy_envoy.actions import Local
@@ -79,6 +79,13 @@ def refused(event: Refused | CallFailed, recovery: str = "") -> Local:
     body = {"error": {"message": event.message, "type": wording, "code": event.code}}
     headers = _reason_headers(event.code, recovery, event.retry_after_ms)
     return _local(event.http_status, headers, body, event.code)
+
+
+def unanswered(details: str) -> tuple[Sequence[tuple[str, str]], bytes]:
+    """Headers and body instead of Envoy's own text where no upstream has answered (row 11 of the table)."""
+    message = f"no upstream has answered ({details})"
+    local = refused(CallFailed("NO_UPSTREAM_RESPONSE", 503, message), "retry")
+    return local.headers, local.body
 
 
 NO_ROUTE = CallFailed(

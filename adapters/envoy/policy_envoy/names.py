@@ -49,17 +49,10 @@ RETRY_AFTER_SECONDS_HEADER = "x-policy-retry-after-seconds"
 
 ATTEMPT_COUNT_HEADER = "x-envoy-attempt-count"
 
-CONTROL_HEADERS = (
-    *OWNER_HEADERS,
-    *GENERATION_HEADERS,
-    *SESSION_HEADERS,
-    *MODE_HEADERS,
-    *BUDGET_HEADERS,
-    *BUDGET_FALLBACK_HEADERS,
-    ROUTE_HEADER,
-    EXPLAIN_HEADER,
-)
-"""Stripped by the listener stage: for the service only."""
+CONTROL_PREFIXES = ("x-policy-", "x-omniroute-")
+"""Headers of the client for the service only: they reach no upstream, known or not."""
+CONTROL_HEADERS = frozenset(SESSION_HEADERS)
+"""Those of them without such a prefix."""
 
 GATEWAY_HEADERS = (ENDPOINT_HEADER, FALLBACK_CHAIN_HEADER, MODEL_HEADER, ATTEMPT_COUNT_HEADER)
 """For Envoy only: stripped on the way to the upstream, by Envoy itself, so that they go also while the door is away."""

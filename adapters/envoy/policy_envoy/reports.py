@@ -35,8 +35,9 @@ def success(
     report.final = True
     report.streamed = True
     report.first_byte_ms = _ms(first_ms - started_ms)
-    kept = ((name, value) for name, value in headers.items() if name.startswith(_RATE_HEADERS))
-    report.headers.extend(types_pb2.Header(name=name, value=value) for name, value in kept)
+    for name in headers:
+        if name.startswith(_RATE_HEADERS):
+            report.headers.append(types_pb2.Header(name=name, value=headers[name]))
     return report
 
 

@@ -144,12 +144,12 @@ class Door:
         return _READ[kind](self, run, message, getattr(message, kind))
 
     def _request_headers(self, run: Run, message: Any, part: Any) -> Any:
-        headers = wire.headers_of(part)
         now = self._now_ms()
         if run.is_listener:
             self.counters.requests += 1
-            return events.RequestHeaders(headers, not part.end_of_stream, now)
+            return events.RequestHeaders(wire.headers_of(part), not part.end_of_stream, now)
         self.counters.attempts += 1
+        headers = wire.some_headers_of(part, _OF_ATTEMPT)
         return events.AttemptHeaders(
             headers,
             not part.end_of_stream,
@@ -164,10 +164,10 @@ class Door:
         carried = wire.decision_of(message)
         if not carried:
             return None
-        return self._performer.flights.find(carried.get("id", "")) or from_carried(carried, now)
+        return self._performer.flights.find(carried.partition("\n")[0]) or from_carried(carried, now)
 
     def _response_headers(self, run: Run, message: Any, part: Any) -> Any:
-        headers = wire.headers_of(part)
+        headers = wire.some_headers_of(part, _OF_LAST_ANSWER) if run.is_listener else wire.headers_of(part)
         details = wire.details_of(message) if run.is_listener else ""
         status = int(headers.get(":status") or 0)
         return events.ResponseHeaders(status, headers, not part.end_of_stream, self._now_ms(), details)
@@ -181,6 +181,10 @@ class Door:
     def _response_trailers(self, run: Run, message: Any, part: Any) -> Any:
         return events.ResponseTrailers(self._now_ms())
 
+
+_OF_ATTEMPT = frozenset({":path", ATTEMPT_COUNT_HEADER})
+_OF_LAST_ANSWER = frozenset({":status", "content-type", ATTEMPT_COUNT_HEADER})
+"""What the stages look at in these messages."""
 
 _READ: Mapping[str, Callable[[Door, Run, Any, Any], Any]] = {
     "request_headers": Door._request_headers,

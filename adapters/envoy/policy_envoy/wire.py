@@ -6,14 +6,13 @@ for every message of every request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from google.protobuf.struct_pb2 import Struct
 
 from policy_envoy.actions import Local, Mode, Pass
 from policy_envoy.flight import Flight
@@ -27,7 +26,17 @@ _ATTRIBUTES = "envoy.filters.http.ext_proc"
 # -- reading -----------------------------------------------------------------------------------------------
 def headers_of(message: Any) -> dict[str, str]:
     """Headers by lower-case name; of a repeated name the last. Bytes that are no UTF-8 are read as Latin-1."""
-    return {header.key: header.value or _text(header.raw_value) for header in message.headers.headers}
+    try:
+        return {header.key: header.raw_value.decode() or header.value for header in message.headers.headers}
+    except UnicodeDecodeError:
+        return {header.key: _text(header.raw_value) or header.value for header in message.headers.headers}
+
+
+def some_headers_of(message: Any, names: frozenset[str]) -> dict[str, str]:
+    """Only these, which costs a fraction."""
+    return {
+        header.key: _text(header.raw_value) or header.value for header in message.headers.headers if header.key in names
+    }
 
 
 def _text(raw: bytes) -> str:
@@ -58,12 +67,15 @@ def _connection_in(text: str) -> str:
     return value.partition('"')[0]
 
 
-def decision_of(message: Any) -> Mapping[str, str]:
-    """What the listener stage left in the metadata; empty: it was passed over."""
+def decision_of(message: Any) -> str:
+    """What the listener stage left in the metadata (`Flight.carried`); empty: it was passed over."""
     if not message.HasField("metadata_context"):
-        return {}
-    found = message.metadata_context.filter_metadata.get(DECISION_NAMESPACE)
-    return {} if found is None else {name: value.string_value for name, value in found.fields.items()}
+        return ""
+    found = message.metadata_context.filter_metadata
+    if DECISION_NAMESPACE not in found:
+        return ""
+    text: str = found[DECISION_NAMESPACE].fields[_CARRIED].string_value
+    return text
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -74,44 +86,47 @@ def write_reply(reply: Pass | Local) -> bytes:
 
 def _passed(reply: Pass) -> bytes:
     kind, set_headers, remove_headers, modes, chain, clears_route, body, chunk, is_end = reply
-    if not (set_headers or chain or clears_route) and body is None and chunk is None:
-        return _unchanged(kind, modes, remove_headers)
-    message = ext_proc.ProcessingResponse()
-    common = getattr(message, kind).response
-    common.SetInParent()
-    _put_mutation(common, set_headers, remove_headers)
-    common.clear_route_cache = clears_route
-    if modes:
-        message.mode_override.CopyFrom(_mode(modes))
+    data = _head(kind, set_headers, remove_headers, modes, clears_route)
     if chain is not None:
-        _put_order(message.dynamic_metadata, chain)
+        data += _order(chain.connections, chain.addresses) + _carried(chain)
+    if body is None and chunk is None:
+        return data
+    message = ext_proc.ProcessingResponse.FromString(data)
+    common = getattr(message, kind).response
     if body is not None:
+        if kind.endswith("headers"):
+            common.status = ext_proc.CommonResponse.CONTINUE_AND_REPLACE
         common.body_mutation.body = body
         common.header_mutation.set_headers.append(_header("content-length", str(len(body))))
     if chunk is not None:
         common.body_mutation.streamed_response.body = chunk
         common.body_mutation.streamed_response.end_of_stream = is_end
-    data: bytes = message.SerializeToString()
-    return data
+    written: bytes = message.SerializeToString()
+    return written
 
 
-@lru_cache(maxsize=256)
-def _unchanged(kind: str, modes: tuple[Mode, ...], remove_headers: tuple[str, ...]) -> bytes:
+@lru_cache(maxsize=4_096)
+def _head(
+    kind: str,
+    set_headers: tuple[tuple[str, str], ...],
+    remove_headers: tuple[str, ...],
+    modes: tuple[Mode, ...],
+    clears_route: bool,
+) -> bytes:
+    """A reply without what differs from request to request. Serialized messages are merged by joining their bytes."""
     message = ext_proc.ProcessingResponse()
-    getattr(message, kind).SetInParent()
-    if remove_headers:
-        getattr(message, kind).response.header_mutation.remove_headers.extend(remove_headers)
+    answer = getattr(message, kind)
+    answer.SetInParent()
+    if set_headers or remove_headers:
+        mutation = answer.response.header_mutation
+        mutation.set_headers.extend(_header(name, value) for name, value in set_headers)
+        mutation.remove_headers.extend(remove_headers)
+    if clears_route:
+        answer.response.clear_route_cache = True
     if modes:
         message.mode_override.CopyFrom(_mode(modes))
     data: bytes = message.SerializeToString()
     return data
-
-
-def _put_mutation(common: Any, set_headers: Iterable[tuple[str, str]], remove_headers: Sequence[str]) -> None:
-    mutation = common.header_mutation
-    for name, value in set_headers:
-        mutation.set_headers.append(_header(name, value))
-    mutation.remove_headers.extend(remove_headers)
 
 
 def _header(name: str, value: str) -> Any:
@@ -137,22 +152,28 @@ def _mode(modes: tuple[Mode, ...]) -> ProcessingMode:
     return ProcessingMode(request_header_mode=_SEND, response_header_mode=_SEND, **fields)
 
 
-def _put_order(metadata: Struct, flight: Flight) -> None:
-    metadata.CopyFrom(_order(flight.connections, flight.addresses))
-    fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
-    for name, value in flight.carried().items():
-        fields[name].string_value = value
-
-
 @lru_cache(maxsize=4_096)
-def _order(connections: tuple[str, ...], addresses: tuple[str, ...]) -> Struct:
+def _order(connections: tuple[str, ...], addresses: tuple[str, ...]) -> bytes:
     """The order of the upstreams for the cluster specifier, and for override_host."""
-    found = Struct()
+    message = ext_proc.ProcessingResponse()
     groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in connections]
-    found.update({CHAIN_NAMESPACE: {"priority_groups": groups}})  # type: ignore[dict-item]
+    message.dynamic_metadata.update({CHAIN_NAMESPACE: {"priority_groups": groups}})
     if addresses:
-        found.update({LB_NAMESPACE: {ENDPOINT_HEADER: ",".join(addresses)}})
-    return found
+        message.dynamic_metadata.update({LB_NAMESPACE: {ENDPOINT_HEADER: ",".join(addresses)}})
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _carried(flight: Flight) -> bytes:
+    message = ext_proc.ProcessingResponse()
+    carried = message.dynamic_metadata.fields[DECISION_NAMESPACE].struct_value.fields[_CARRIED]
+    carried.string_value = flight.carried()
+    data: bytes = message.SerializeToString()
+    return data
+
+
+_CARRIED = "request"
+"""Key below the namespace of the decision."""
 
 
 def _local(reply: Local) -> bytes:

@@ -69,6 +69,7 @@ def _base(choices: Choices, name: str, kind: str, endpoints: list[Data], http: D
     return {
         "name": name,
         "type": kind,
+        **({} if kind == "STATIC" else {"dns_lookup_family": "ALL"}),  # both families are tried
         "connect_timeout": _CONNECT_TIMEOUT,
         "per_connection_buffer_limit_bytes": choices.body_limit_bytes,
         "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _MANY)]},

@@ -14,6 +14,7 @@ from policy_envoy.names import (
     CHAIN_NAMESPACE,
     CONNECTION,
     CONTROL_HEADERS,
+    CONTROL_PREFIXES,
     DECISION_HEADER,
     DECISION_NAMESPACE,
     GATEWAY_HEADERS,
@@ -73,12 +74,19 @@ def upstream_filters(choices: Choices, upstream: Upstream | None) -> list[Data]:
     return [
         _ext_proc(choices, UPSTREAM_STAGE, _ANSWER_MS + _PAUSE_MS, {k: v for k, v in initial.items() if v}),
         _header_mutation(
-            request=[{"remove": name} for name in (*CONTROL_HEADERS, *GATEWAY_HEADERS)],
+            request=[*map(_by_prefix, CONTROL_PREFIXES), *({"remove": name} for name in _NEVER_SENT)],
             response=[{"remove": name} for name in (RETRY_HEADER, DECISION_HEADER)],
         ),
         *credential,
         typed("envoy.filters.http.upstream_codec", "filters.http.upstream_codec.v3.UpstreamCodec"),
     ]
+
+
+_NEVER_SENT = (*sorted(CONTROL_HEADERS), *GATEWAY_HEADERS)
+
+
+def _by_prefix(prefix: str) -> Data:
+    return {"remove_on_match": {"key_matcher": {"prefix": prefix}}}
 
 
 def _ext_proc(choices: Choices, stage: str, timeout_ms: int, initial: Mapping[str, str] | None = None) -> Data:
