@@ -20,6 +20,7 @@ from policy_service.domain.profiles import BreakerProfile
 from policy_service.domain.state import Key
 
 FORGET_AFTER_MS: DurationMs = 1_800_000
+NEVER: Instant = -1
 MAX_CACHED_KEYS = 500
 """Rows that views keep at most, as far as idle ones make them more (breaker.md section 11)."""
 
@@ -100,7 +101,7 @@ def forget(rows: Iterable[BreakerState], now: Instant, surplus: Collection[Key] 
 
 def is_forgettable(row: BreakerState, now: Instant) -> bool:
     """CLOSED with count 0, no control, and no failure for 30 min (breaker.md section 11)."""
-    return _is_idle(row) and now - _last_heard(row) > FORGET_AFTER_MS
+    return _is_idle(row) and (_last_heard(row) == NEVER or now - _last_heard(row) > FORGET_AFTER_MS)
 
 
 def surplus(rows: Iterable[BreakerState], limit: int = MAX_CACHED_KEYS) -> list[BreakerState]:
@@ -115,7 +116,7 @@ def _is_idle(row: BreakerState) -> bool:
 
 
 def _last_heard(row: BreakerState) -> Instant:
-    return max(row.last_failure_at or 0, row.failure_heard_at or 0)
+    return max(NEVER if at is None else at for at in (row.last_failure_at, row.failure_heard_at))
 
 
 def _forgotten(row: BreakerState) -> BreakerState:

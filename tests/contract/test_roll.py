@@ -10,6 +10,7 @@ import pytest
 from policy_service.application.ports import Store
 from policy_service.application.ports_fleet import Sighting, Signer
 from policy_service.storage.memory.store import MemoryDatabase, MemoryStore
+from policy_service.storage.postgres.session import StoreOptions
 from policy_service.storage.postgres.store import PostgresStore
 from tests.contract.units import TIMEOUT_MS, count_failure
 
@@ -17,12 +18,13 @@ ONE, TWO, THREE = (Signer(f"life-{name}", name, "0.1.0") for name in ("one", "tw
 LONG = 60_000
 
 
-@pytest.fixture(params=["memory", "postgres"])
+@pytest.fixture(params=["memory", "postgres", "pooled"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield MemoryStore(MemoryDatabase())
         return
-    postgres = await PostgresStore.connect(request.getfixturevalue("embedded_url"))
+    url = request.getfixturevalue("pooled_url" if request.param == "pooled" else "embedded_url")
+    postgres = await PostgresStore.connect(url, StoreOptions(has_transaction_pooler=request.param == "pooled"))
     yield postgres
     await postgres.close()
 
