@@ -57,7 +57,7 @@ def _relevant(headers: Headers) -> dict[str, str]:
     for name, value in headers.items():
         lowered = name.lower()
         if ("rate" in lowered or "retry" in lowered or "x-codex" in lowered) and isinstance(value, str):
-            found.setdefault(lowered, _first_of_list(value.strip()))
+            found.setdefault(lowered, _first_of_list(value.strip()[: VALUE_LIMIT + 1]))
     return found
 
 
