@@ -29,7 +29,7 @@ class Step:
 
     Args:
         answer: message of the contract in its JSON form; connections by name where a target is due.
-        error: `code`, and `reason` where ErrorInfo comes with it, and `pushback_ms`.
+        error: `code`, and `reason` where ErrorInfo comes with it, and `pushback_ms`; -1: not to be repeated.
         after_ms: pause before it.
         repeats: also the answer to every further call.
         request: only for calls that are made during the client request of this number; None: for any.
