@@ -116,6 +116,9 @@ async def test_a_lease_is_honoured_and_its_secret_stays_in_the_gateway(
         bearer = f"Bearer {AGENT_KEY}"
         fence = {"x_policy_lease_owner": OWNER, "x_policy_lease_generation": str(generation)}
         with_lease = await here.gateway.send(authorization=bearer, **fence)("mine", False)
+        alias = {name.replace("policy", "omniroute"): value for name, value in fence.items()}
+        by_alias = await here.gateway.send(authorization=bearer, **alias)("mine", False)
+        torn = await here.gateway.send(authorization=bearer, **fence, x_omniroute_lease_generation="8")("mine", False)
         without = await here.gateway.send(authorization=bearer)("mine", False)
         stale = await here.gateway.send(authorization=bearer, **{**fence, "x_policy_lease_generation": "7"})(
             "mine", False
@@ -124,11 +127,12 @@ async def test_a_lease_is_honoured_and_its_secret_stays_in_the_gateway(
         malformed = await here.gateway.send(authorization=bearer, **{**fence, "x_policy_lease_generation": "07"})(
             "mine", False
         )
-    assert (with_lease.status, here.called()) == (200, ["own", "shared"])
+    assert (with_lease.status, by_alias.status, here.called()) == (200, 200, ["own", "own", "shared"])
     assert others.status == 200
     assert (without.status, _code(without.body)) == (400, "LEASE_CONTEXT_REQUIRED")
     assert (stale.status, _code(stale.body)) == (409, "LEASE_FENCE_STALE")
     assert (malformed.status, _code(malformed.body)) == (400, "LEASE_CONTEXT_INVALID")
+    assert (torn.status, _code(torn.body)) == (400, "LEASE_CONTEXT_INVALID")
     arrived = upstreams.calls[0].headers
     assert arrived["authorization"] == "Bearer key-of-own"
     assert OWNER not in str(arrived)

@@ -44,7 +44,7 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Call:
-    """One call as it arrived, header names in lower case. `gone`: the caller hung up before the answer was out in full."""
+    """One call as it arrived, header names in lower case. `gone`: the caller hung up before the answer was out."""
 
     connection: str
     headers: Mapping[str, str]

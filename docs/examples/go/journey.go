@@ -77,7 +77,11 @@ func readBody(request *http.Request) (body map[string]json.RawMessage, model str
 
 // leaseOf reads the lease headers; the code of the contract where they cannot be used.
 func leaseOf(headers http.Header) (lease *policyv1.LeaseContext, code string) {
-	owner, text := headers.Get("X-Policy-Lease-Owner"), headers.Get("X-Policy-Lease-Generation")
+	owner, ownerFits := controlHeader(headers, "Lease-Owner")
+	text, textFits := controlHeader(headers, "Lease-Generation")
+	if !ownerFits || !textFits {
+		return nil, "LEASE_CONTEXT_INVALID"
+	}
 	if owner == "" && text == "" {
 		return nil, ""
 	}
@@ -89,6 +93,12 @@ func leaseOf(headers http.Header) (lease *policyv1.LeaseContext, code string) {
 		return nil, "LEASE_CONTEXT_INVALID"
 	}
 	return &policyv1.LeaseContext{Owner: owner, Generation: generation}, ""
+}
+
+// controlHeader reads a header of the policy by its name or its alias; false where both are there and say different things.
+func controlHeader(headers http.Header, name string) (value string, fits bool) {
+	canonical, alias := headers.Get("X-Policy-"+name), headers.Get("X-OmniRoute-"+name)
+	return cmp.Or(canonical, alias), canonical == "" || alias == "" || canonical == alias
 }
 
 // callerOf is the hash that the catalogue knows the client's key by; the key itself never leaves the gateway.
@@ -212,7 +222,7 @@ func (j *journey) walk(ctx context.Context, decision *policyv1.SelectTargetRespo
 		discard(response)
 		sleep(ctx, milliseconds(action.GetDelayMs()))
 		target, headers = next(action, target, targets), action.GetSetHeaders()
-		if target == nil {
+		if target == nil || ctx.Err() != nil {
 			held.release()
 			return nil
 		}

@@ -94,10 +94,19 @@ async function readBody(request) {
  * @param {IncomingHttpHeaders} headers
  */
 function leaseOf(headers) {
-  const owner = headers["x-policy-lease-owner"];
-  const generation = headers["x-policy-lease-generation"];
+  const owners = controlHeaders(headers, "lease-owner");
+  const generations = controlHeaders(headers, "lease-generation");
+  if (owners.size > 1 || generations.size > 1) return { code: "LEASE_CONTEXT_INVALID" };
+  const [owner] = owners;
+  const [generation] = generations;
   if (!owner && !generation) return {};
   if (!owner || !generation) return { code: "LEASE_CONTEXT_REQUIRED" };
-  if (!/^[1-9]\d{0,15}$/.test(String(generation))) return { code: "LEASE_CONTEXT_INVALID" };
-  return { lease: { owner: String(owner), generation: BigInt(String(generation)) } };
+  if (!/^[1-9]\d{0,15}$/.test(generation)) return { code: "LEASE_CONTEXT_INVALID" };
+  return { lease: { owner, generation: BigInt(generation) } };
+}
+
+/** What a header of the policy and its alias say; more than one: different things. @param {IncomingHttpHeaders} headers @param {string} name */
+function controlHeaders(headers, name) {
+  const values = [headers[`x-policy-${name}`], headers[`x-omniroute-${name}`]];
+  return new Set(values.filter(Boolean).map(String));
 }

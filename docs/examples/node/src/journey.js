@@ -151,7 +151,8 @@ export class Journey {
         return answer;
       }
       discard(answer);
-      await sleep(pause);
+      await sleep(pause, undefined, { signal: this.signal }).catch(() => held.release());
+      this.signal.throwIfAborted();
       target = next(action, target, targets);
       headers = action.setHeaders;
     }
