@@ -318,7 +318,9 @@ def renew(permit_id: str, ttl_ms: DurationMs | None) -> Callable[[Locked], Permi
             return PermitChange(permit_id, None, code=PermitCode.EXPIRED)
         if found.answer is line.Answer.RENEWED:
             return PermitChange(permit_id, row.state, row.expires_at)
-        return PermitChange(permit_id, row.state, code=PermitCode.EXPIRED, already_ended=not row.is_live)
+        is_spent = end_code(row) is QueueCode.EXECUTION_TIMEOUT
+        code = QueueCode.EXECUTION_TIMEOUT if is_spent else PermitCode.EXPIRED
+        return PermitChange(permit_id, row.state, code=code, already_ended=not row.is_live)
 
     return run
 

@@ -236,6 +236,18 @@ async def test_a_permit_of_a_cap_and_a_queue_is_renewed_within_its_execution_lim
     world.time.at += 100_000
     (renewed,) = await world.permits[0].renew([permit_id(held)])
     assert renewed.expires_at == NOW + 150_000
+    world.time.at += 50_000
+    (spent,) = await world.permits[0].renew([permit_id(held)])
+    assert (spent.state, spent.code) == (PermitState.EXPIRED, "RATE_LIMIT_EXECUTION_TIMEOUT")
+
+
+async def test_a_permit_that_was_merely_not_renewed_is_told_so(world: World) -> None:
+    profile = QueueProfile(execution_max_wait_ms=150_000)
+    passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)
+    held = await world.permits[0].acquire(ask("a", 0, passage))
+    world.time.at += 120_000
+    (late,) = await world.permits[0].renew([permit_id(held)])
+    assert (late.state, late.code) == (PermitState.EXPIRED, "PERMIT_EXPIRED")
 
 
 async def test_a_new_configuration_keeps_what_a_limiter_has_used(world: World) -> None:

@@ -454,7 +454,9 @@ class PermitResult(_message.Message):
     expires_at_unix_ms: _builtins.int
     """New end. RenewPermit of a held permit only."""
     code: _builtins.str
-    """`PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run. Empty: fine."""
+    """`PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run.
+    `RATE_LIMIT_EXECUTION_TIMEOUT` where the execution limit of a queue permit is spent. Empty: fine.
+    """
     already_ended: _builtins.bool
     """True: it had ended before; the call changed nothing."""
     def __init__(
