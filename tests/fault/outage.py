@@ -23,9 +23,35 @@ Fault = Callable[[Database], AbstractAsyncContextManager[None]]
 
 
 # --- load -------------------------------------------------------------------------------------------------
+class Blocked:
+    """How long this process's event loop could not run its tasks, so far: delay of the load, not of the service.
+
+    A sleeper notes by how much it wakes too late.
+    """
+
+    NAP_S = 0.002
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._napped_at = time.monotonic()
+
+    async def watch(self) -> None:
+        while True:
+            self._napped_at = time.monotonic()
+            await asyncio.sleep(self.NAP_S)
+            self._total_s += self._overdue_s()
+
+    def _overdue_s(self) -> float:
+        return max(0.0, time.monotonic() - self._napped_at - self.NAP_S)
+
+    @property
+    def total_ms(self) -> float:
+        return (self._total_s + self._overdue_s()) * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One selection."""
+    """One selection. `took_ms` is without the time in which the caller itself could not run."""
 
     sent: float
     took_ms: float
@@ -46,16 +72,18 @@ class Load:
     acknowledged: dict[str, bool] = field(default_factory=dict)
     """Report id to `durable`."""
     refused_reports: int = 0
+    blocked: Blocked = field(default_factory=Blocked)
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        pace = asyncio.create_task(self._pace())
+        running = [asyncio.create_task(self._pace()), asyncio.create_task(self.blocked.watch())]
         try:
             yield
         finally:
-            pace.cancel()
-            await asyncio.gather(pace, *self._calls, return_exceptions=True)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, *self._calls, return_exceptions=True)
 
     async def _pace(self) -> None:
         began, number = time.monotonic(), 0
@@ -74,13 +102,13 @@ class Load:
         task.add_done_callback(self._calls.discard)
 
     async def _select(self, replica: Replica) -> None:
-        sent = time.monotonic()
+        sent, blocked_ms = time.monotonic(), self.blocked.total_ms
         try:
             answer = await replica.policy.SelectTarget(ask("healthy", "a", "b"), timeout=30)
         except grpc.aio.AioRpcError as error:
             self.failed.append(f"{replica.name}: {error.code()} {error.details()}")
             return
-        took_ms = (time.monotonic() - sent) * 1000
+        took_ms = (time.monotonic() - sent) * 1000 - (self.blocked.total_ms - blocked_ms)
         if answer.WhichOneof("verdict") != "dispatch":
             self.failed.append(f"{replica.name}: {answer.WhichOneof('verdict')}")
         self.answered.append(Answered(sent, took_ms, replica.name, answer.degraded, answer.view_age_ms))

@@ -32,11 +32,14 @@ from tests.fleet.fleet import (
 REPLICAS = form(2, 3)
 RATE = form(100, 500)
 REPORTS_EVERY = form(10, 20)
-BEFORE_S = form(2, 5)
+BEFORE_S = form(4, 5)
 AWAY_S = form(8, 30)
-GOAL_MS = form(500, 25)
-"""Selections while the database is away, p99 at the client. The short form, for shared machines, only tells apart
-whether they wait for the database."""
+GOAL_MS = 25
+"""Selections while the database is away, p99."""
+SHARE_OF_USUAL = form(2, 0)
+"""The short form, for shared machines, adds this many times what the same load took before, in the same run."""
+MEDIAN_SHARE = 2
+"""The median moves less than so many times: no selection waits for the database."""
 RECOVERY_S = 5
 AHEAD = RATE
 """Answers of one replica that lie so far apart cannot have overtaken each other."""
@@ -84,16 +87,18 @@ async def test_selections_go_on_and_no_acknowledged_report_is_lost_while_the_dat
 
 
 def judge_answers(away: Away, load: Load, before: list[Answered], during: list[Answered]) -> None:
-    usual = quantile([each.took_ms for each in before], 0.99)
-    slow = quantile([each.took_ms for each in during], 0.99)
+    usual, slow = (quantile([each.took_ms for each in some], 0.99) for some in (before, during))
+    middle, slow_middle = (quantile([each.took_ms for each in some], 0.5) for some in (before, during))
     stamped = [each for each in during if each.degraded]
     figure(f"outage.{away.name}.selections_failed", len(load.failed))
-    figure(f"outage.{away.name}.p99_before_ms", round(usual, 1))
-    figure(f"outage.{away.name}.p99_during_ms", round(slow, 1))
+    figure(f"outage.{away.name}.p50_ms", f"{middle:.1f} before, {slow_middle:.1f} during")
+    figure(f"outage.{away.name}.p99_ms", f"{usual:.1f} before, {slow:.1f} during")
+    figure(f"outage.{away.name}.load_blocked_ms", round(load.blocked.total_ms))
     figure(f"outage.{away.name}.answers_stamped_degraded", f"{len(stamped)} of {len(during)}")
     assert load.failed == []
     assert len(during) > RATE * AWAY_S / 2
-    assert slow < max(GOAL_MS, 3 * usual)
+    assert slow < GOAL_MS + SHARE_OF_USUAL * usual
+    assert slow_middle < MEDIAN_SHARE * middle + 1
     assert {each.replica for each in stamped} == {replica.name for replica in load.replicas}
     if away.is_blind:
         for replica in load.replicas:
