@@ -19,6 +19,7 @@ from policy_client import (
     FailMode,
     LeaseLostError,
     NoTargetError,
+    OverloadedError,
     RefusedWhileAwayError,
     ServiceError,
     UnavailableError,
@@ -138,6 +139,18 @@ def test_a_report_that_the_service_refuses_for_good_does_not_fail_the_request(
 
     monkeypatch.setattr(scripted, "_by_status", refuses)
     assert either.run(Upstream(main=503, spare=200)) == ["spare"]
+
+
+def test_a_report_that_the_service_has_no_room_for_is_kept(
+    scripted: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(request: object) -> None:
+        raise OverloadedError("the spool is full", "SPOOL_FULL", "RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(scripted, "_by_status", is_full)
+    with scripted.client() as client:
+        assert client.run(BOTH, Upstream(main=503, spare=200)).value == "spare"
+        assert (client.kept_reports, client.is_away) == (2, False)
 
 
 # --- cancel -----------------------------------------------------------------------------------------------------

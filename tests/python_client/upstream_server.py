@@ -42,7 +42,7 @@ def streamed(*events: str, **how: Any) -> Reply:
 
 @dataclass
 class Seen:
-    """A request as it arrived."""
+    """A request as it arrived; names of headers in lower case."""
 
     path: str
     headers: dict[str, str]
@@ -97,7 +97,9 @@ class UpstreamServer:
         connection, rest = request.match_info["connection"], request.match_info["rest"]
         text = await request.text()
         body = json.loads(text) if text.startswith("{") else text
-        self.seen.append((connection, Seen(f"/{rest}", dict(request.headers), body)))
+        self.seen.append(
+            (connection, Seen(f"/{rest}", {name.lower(): value for name, value in request.headers.items()}, body))
+        )
         script = self._script[connection]
         reply = script.popleft() if len(script) > 1 else script[0]
         await asyncio.sleep(reply.pause_s)

@@ -19,7 +19,7 @@ from policy_client import connection, leasing, messages, steps
 from policy_client.away import AwayPolicy, look_again_ms
 from policy_client.backlog import refused_for_now
 from policy_client.connection import Connection, Method
-from policy_client.core import Core, Sources, method_of
+from policy_client.core import ClientBase, Core, Sources, method_of
 from policy_client.errors import LeaseUnavailableError, PolicyClientError
 from policy_client.outcomes import Outcome
 from policy_client.steps import Answer, Attempt, Behind, BehindReport, Budget, Hold, Result
@@ -37,7 +37,7 @@ AsyncCall = Callable[[Attempt], Awaitable[Answer[T]]]
 Work = Callable[..., Coroutine[Any, Any, None]]
 
 
-class AsyncPolicyClient:
+class AsyncPolicyClient(ClientBase):
     """Client of the policy service.
 
     Args:
@@ -59,10 +59,9 @@ class AsyncPolicyClient:
     ) -> None:
         place = where or Connection(address or connection.DEFAULT_ADDRESS)
         self._rpc = rpc or GrpcAsyncRpc(place)
-        self._core = Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service)
+        super().__init__(Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service))
         self._behind: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._holds: dict[bytes, asyncio.Task[None]] = {}
 
     # -- the whole loop --------------------------------------------------------------------------------
     async def run(
@@ -254,15 +253,13 @@ class AsyncPolicyClient:
 
     async def flush(self) -> None:
         """Send the reports that were kept while the service was away; those that fail again are kept."""
-        while taken := self._core.backlog.take():
-            now = self._core.sources.now()
-            batch = messages.ReportOutcomesRequest(items=[each.due(now) for each in taken])
+        while self.kept_reports:
+            taken, batch = self._core.due()
             try:
-                answer = await self.call(connection.REPORTS, batch)
+                again = refused_for_now(taken, await self.call(connection.REPORTS, batch))
             except PolicyClientError:
-                self._core.backlog.put_back(taken)
-                return
-            if again := refused_for_now(taken, answer):
+                again = taken
+            if again:
                 self._core.backlog.put_back(again)
                 return
 
@@ -283,28 +280,7 @@ class AsyncPolicyClient:
             with suppress(PolicyClientError):
                 await self.call(connection.RENEW_PERMIT, request)
 
-    def _let_go(self, turn: Any) -> None:
-        """Stop renewing at the end of a request; an open stream goes on until it is completed."""
-        is_open = isinstance(turn.step, steps.Return) and turn.step.result.owed is not None
-        for token in turn.journey.held_tokens if not is_open else ():
-            self._release_hold(token)
-
-    def _release_hold(self, token: bytes) -> None:
-        task = self._holds.pop(token, None)
-        if task is not None:
-            task.cancel()
-
     # -- presence --------------------------------------------------------------------------------------
-    @property
-    def is_away(self) -> bool:
-        """Whether the last call met the transport's silence."""
-        return self._core.presence.is_away
-
-    @property
-    def kept_reports(self) -> int:
-        """Reports that wait for the service."""
-        return len(self._core.backlog)
-
     def _look_for_service(self) -> None:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(_logged(self._look))

@@ -15,7 +15,7 @@ Work = Callable[[Event], None]
 
 
 class Background:
-    """One daemon thread. `stop` does not wait for it."""
+    """One daemon thread. `cancel` does not wait for it."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -27,11 +27,8 @@ class Background:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         self._stopped.set()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

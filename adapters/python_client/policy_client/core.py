@@ -10,11 +10,11 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from policy_client import connection, messages, steps
 from policy_client.away import AwayPolicy, FailMode, KnownOrders, Presence, local_order
-from policy_client.backlog import Backlog
+from policy_client.backlog import Backlog, Kept
 from policy_client.connection import Connection, Method
 from policy_client.errors import (
     OverloadedError,
@@ -111,6 +111,11 @@ class Core:
             log.warning("the service refuses a report: %s", error)
         return steps.ReportLost()
 
+    def due(self) -> tuple[list[Kept], messages.ReportOutcomesRequest]:
+        """The oldest kept reports, taken out, and the batch that sends them."""
+        taken, now = self.backlog.take(), self.sources.now()
+        return taken, messages.ReportOutcomesRequest(items=[each.due(now) for each in taken])
+
     def completion(self, result: Result[Any], outcome: Outcome) -> BehindReport:
         """The report that a stream owed.
 
@@ -162,3 +167,38 @@ def method_of(behind: Behind) -> tuple[Method[Any, Any], Any]:
     if isinstance(behind, BehindReport):
         return connection.REPORT, behind.request
     return _METHODS[type(behind)], behind
+
+
+class Cancellable(Protocol):
+    """Work beside a request: a task, or a thread."""
+
+    def cancel(self) -> object: ...
+
+
+class ClientBase:
+    """What users see of both clients alike, and the bookkeeping of grants that are kept alive."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._holds: dict[bytes, Cancellable] = {}
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last call met the transport's silence."""
+        return self._core.presence.is_away
+
+    @property
+    def kept_reports(self) -> int:
+        """Reports that wait for the service."""
+        return len(self._core.backlog)
+
+    def _let_go(self, turn: Turn[Any]) -> None:
+        """Stop renewing at the end of a request; an open stream goes on until it is completed."""
+        is_open = isinstance(turn.step, steps.Return) and turn.step.result.owed is not None
+        for token in turn.journey.held_tokens if not is_open else ():
+            self._release_hold(token)
+
+    def _release_hold(self, token: bytes) -> None:
+        work = self._holds.pop(token, None)
+        if work is not None:
+            work.cancel()

@@ -1,3 +1,4 @@
+# Made by carry.py from httpx.py. Change the original.
 """Transports for httpx2: an unmodified SDK goes through the policy by passing `http_client=`.
 
     policy = PolicyClient("127.0.0.1:50051")

@@ -20,7 +20,7 @@ from policy_client.away import AwayPolicy, look_again_ms
 from policy_client.background import Background, Pending, log
 from policy_client.backlog import refused_for_now
 from policy_client.connection import Connection, Method
-from policy_client.core import Core, Sources, method_of
+from policy_client.core import ClientBase, Core, Sources, method_of
 from policy_client.errors import LeaseUnavailableError, PolicyClientError
 from policy_client.outcomes import Outcome
 from policy_client.steps import Answer, Attempt, Behind, BehindReport, Budget, Hold, Result
@@ -36,7 +36,7 @@ Call = Callable[[Attempt], Answer[T]]
 SETTLE_S = 5.0
 
 
-class PolicyClient:
+class PolicyClient(ClientBase):
     """Client of the policy service, for code that blocks.
 
     Args:
@@ -60,10 +60,9 @@ class PolicyClient:
     ) -> None:
         place = where or Connection(address or connection.DEFAULT_ADDRESS)
         self._rpc = rpc or GrpcRpc(place, channel)
-        self._core = Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service)
+        super().__init__(Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service))
         self._pending = Pending()
         self._looking: Background | None = None
-        self._holds: dict[bytes, Background] = {}
 
     # -- the whole loop --------------------------------------------------------------------------------
     def run(self, asked: messages.SelectTargetRequest, call: Call[T], budget: Budget | None = None) -> Result[T]:
@@ -176,7 +175,7 @@ class PolicyClient:
         try:
             yield lease
         finally:
-            renewing.stop()
+            renewing.cancel()
             if not lease.held.lost:
                 self._send(connection.RELEASE_LEASE, lease.held.release(is_cancelled=False))
 
@@ -231,15 +230,13 @@ class PolicyClient:
 
     def flush(self) -> None:
         """Send the reports that were kept while the service was away; those that fail again are kept."""
-        while taken := self._core.backlog.take():
-            now = self._core.sources.now()
-            batch = messages.ReportOutcomesRequest(items=[each.due(now) for each in taken])
+        while self.kept_reports:
+            taken, batch = self._core.due()
             try:
-                answer = self.call(connection.REPORTS, batch)
+                again = refused_for_now(taken, self.call(connection.REPORTS, batch))
             except PolicyClientError:
-                self._core.backlog.put_back(taken)
-                return
-            if again := refused_for_now(taken, answer):
+                again = taken
+            if again:
                 self._core.backlog.put_back(again)
                 return
 
@@ -260,28 +257,7 @@ class PolicyClient:
             with suppress(PolicyClientError):
                 self.call(connection.RENEW_PERMIT, request)
 
-    def _let_go(self, turn: Any) -> None:
-        """Stop renewing at the end of a request; an open stream goes on until it is completed."""
-        is_open = isinstance(turn.step, steps.Return) and turn.step.result.owed is not None
-        for token in turn.journey.held_tokens if not is_open else ():
-            self._release_hold(token)
-
-    def _release_hold(self, token: bytes) -> None:
-        thread = self._holds.pop(token, None)
-        if thread is not None:
-            thread.stop()
-
     # -- presence --------------------------------------------------------------------------------------
-    @property
-    def is_away(self) -> bool:
-        """Whether the last call met the transport's silence."""
-        return self._core.presence.is_away
-
-    @property
-    def kept_reports(self) -> int:
-        """Reports that wait for the service."""
-        return len(self._core.backlog)
-
     def _look_for_service(self) -> None:
         if self._looking is None or not self._looking.is_running:
             self._looking = Background(self._look)
@@ -302,7 +278,7 @@ class PolicyClient:
         self.settle()
         threads = [*self._holds.values(), *((self._looking,) if self._looking else ())]
         for thread in threads:
-            thread.stop()
+            thread.cancel()
         self._rpc.close()
 
     def __enter__(self) -> Self:

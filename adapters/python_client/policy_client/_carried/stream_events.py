@@ -1,4 +1,4 @@
-# A copy of policy_service/domain/stream_events.py, made by carry.py. Change the original.
+# Made by carry.py from policy_service/domain/stream_events.py. Change the original.
 """Server-sent events of a streamed answer: cut from byte chunks, and what each says (spec/watchdog.md section 4).
 
 Useful bytes, tool and reasoning phases, errors and the end, for OpenAI chat and responses, Anthropic and Gemini.

@@ -1,4 +1,4 @@
-# A copy of policy_service/domain/watchdog.py, made by carry.py. Change the original.
+# Made by carry.py from policy_service/domain/watchdog.py. Change the original.
 """Slow-stream throughput watchdog: one pure step per event of a stream (spec/watchdog.md sections 1 to 3).
 
 Detects an upstream that keeps sending but gives hardly any output; silence belongs to the idle timeout. Standard
