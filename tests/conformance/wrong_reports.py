@@ -1,4 +1,4 @@
-"""Fake gateways that report, stream or notice a leaving client in a wrong way: the example gateway, one method broken."""
+"""Fake gateways that report, stream or notice a leaving client in a wrong way: the example with one method broken."""
 
 # The example is no package: it is loaded from its file, without types.
 # mypy: allow-subclassing-any
