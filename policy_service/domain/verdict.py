@@ -15,55 +15,26 @@ from policy_service.domain.classification import classify_reading
 from policy_service.domain.decision_record import Classification, Reason
 from policy_service.domain.error_types import error_type_of
 from policy_service.domain.guards import guard_allows_fallback, local_guard
-from policy_service.domain.ids import DurationMs, HintSource, Instant
+from policy_service.domain.ids import HintSource, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.reading import Reading
-
-NOBODY, MODEL, CONNECTION, ACCOUNT, PROVIDER = (
-    "none",
-    "model_lockout",
-    "connection_cooldown",
-    "connection_terminal",
-    "provider_failure",
+from policy_service.domain.verdict_values import (
+    ACCOUNT,
+    CONNECTION,
+    MODEL,
+    NOBODY,
+    PROVIDER,
+    Verdict,
+    told_by_rule,
 )
+
+__all__ = ["LIMIT", "NOBODY", "PROVIDER", "ROWS", "Case", "Row", "Verdict", "judge", "judge_reading", "limit_scope"]
+
 LIMIT: Final = "by_limit"
 """Model or connection, by what the limit is counted on; see `limit_scope`."""
 _SHORT_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a failure means to the outside. `terminal`: `banned`, `expired`, `credits_exhausted` or None.
-
-    `rule` is the id of the deciding row: of this table, else of the pipeline.
-    """
-
-    scope: str
-    reason: str
-    fallback: bool
-    retry_after_ms: DurationMs | None = None
-    terminal: str | None = None
-    rule: str = ""
-
-
-_RULE_REASONS: Final[dict[str, str]] = {
-    Reason.QUOTA_EXHAUSTED: "quota_exhausted",
-    Reason.RATE_LIMIT_EXCEEDED: "rate_limit",
-    Reason.MODEL_CAPACITY: "overloaded",
-    Reason.SERVER_ERROR: "server_error",
-    Reason.AUTH_ERROR: "auth_error",
-    Reason.NOT_FOUND: "model_not_found",
-}
-"""Reason of a configured rule -> reason of the verdict; `unknown` leaves the table's."""
-_FINER: Final[dict[str, frozenset[str]]] = {
-    Reason.AUTH_ERROR: frozenset({"model_access_denied", "client_blocked", "region_blocked"}),
-    Reason.NOT_FOUND: frozenset({"model_access_denied"}),
-    Reason.QUOTA_EXHAUSTED: frozenset({"rate_limit"}),
-}
-"""Reasons of the table that say more exactly what a catalogue rule means by its own, and therefore stay."""
-_RULE_SCOPES: Final = {"model": MODEL, "connection": CONNECTION}
 
 
 class Case:
@@ -122,24 +93,8 @@ def judge_reading(reading: Reading, guard: str, found: Classification) -> Verdic
     fallback = guard_allows_fallback(case.guard) if row.id == _BY_GUARD else row.fallback
     wait = reading.stated_wait_ms if row.states_wait else None
     if found.rule_id and not case.guard and row.terminal is None:
-        by_rule = _by_operator if found.rule_by_operator else _by_catalogue
-        return by_rule(found, scope, row.reason, wait)
+        return told_by_rule(found, scope, row.reason, wait)
     return Verdict(scope, row.reason, fallback, wait, row.terminal, _rule_name(row, case))
-
-
-def _by_operator(found: Classification, _: str, reason: str, wait: DurationMs | None) -> Verdict:
-    """What the operator says of an answer stands before what this table would make of it."""
-    scope = MODEL if found.rule_scope == "model" else CONNECTION
-    return Verdict(scope, _RULE_REASONS.get(found.reason, reason), True, wait, None, found.rule_id or found.rule)
-
-
-def _by_catalogue(found: Classification, scope: str, reason: str, wait: DurationMs | None) -> Verdict:
-    """What the provider's own entry says of an answer: its reason, unless this table has the same one finer; its scope
-    where that has effect. An answer that a rule takes for the account's is no fault of the request."""
-    honored = _RULE_SCOPES.get(found.rule_scope or "") if found.rule_scope_honored else None
-    told = reason if reason in _FINER.get(found.reason, ()) else _RULE_REASONS.get(found.reason, reason)
-    ours = CONNECTION if scope == NOBODY else scope
-    return Verdict(honored or ours, told, True, wait, None, found.rule_id or found.rule)
 
 
 def limit_scope(case: Case) -> str:

@@ -8,7 +8,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "lockout": ("lockout*",),
     "egress": ("egress",),
     "classification": (
-        "classification*", "signals/*", "error_types", "error_kinds", "guards", "rules", "rule_linter", "verdict",
+        "classification*", "signals/*", "error_types", "error_kinds", "guards", "rules", "rule_linter", "verdict*",
         "success_faults", "reading", "failure_kinds",
     ),
     "retry hints": ("retry_*", "limit_reset"),
