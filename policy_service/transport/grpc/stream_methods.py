@@ -78,7 +78,7 @@ class StreamMethods:
         finally:
             call.end()
             reader.cancel()
-            await asyncio.wait({reader})
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[Any], call: WatchedCall, answers: _Answers) -> None:
         try:
