@@ -30,6 +30,7 @@ from policy_client import (
     streaming,
 )
 from policy_client.connection import METHODS
+from policy_client.core import Sources
 from policy_client.leasing import Held
 from policy_client.outcomes import http
 from policy_client.testing import ScriptedPolicy
@@ -141,16 +142,29 @@ def test_a_report_that_the_service_refuses_for_good_does_not_fail_the_request(
     assert either.run(Upstream(main=503, spare=200)) == ["spare"]
 
 
-def test_a_report_that_the_service_has_no_room_for_is_kept(
+def test_a_report_that_the_service_has_no_room_for_is_kept_and_sent_again(
     scripted: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_full(request: object) -> None:
         raise OverloadedError("the spool is full", "SPOOL_FULL", "RESOURCE_EXHAUSTED")
 
-    monkeypatch.setattr(scripted, "_by_status", is_full)
-    with scripted.client() as client:
-        assert client.run(BOTH, Upstream(main=503, spare=200)).value == "spare"
+    now = [0]
+    with scripted.client(sources=Sources(now=lambda: now[0])) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(scripted, "_by_status", is_full)
+            assert client.run(BOTH, Upstream(main=503, spare=200)).value == "spare"
         assert (client.kept_reports, client.is_away) == (2, False)
+        now[0] = 1_000
+        client.select(BOTH)
+        _eventually(lambda: client.kept_reports == 0)
+    assert [each.http_status for each in scripted.reports[-2:]] == [503, 200]
+
+
+def _eventually(holds: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < ends_at
+        time.sleep(0.005)
 
 
 # --- cancel -----------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import anthropic
 import httpx
-import httpx2
 import openai
 import pytest
 
@@ -381,36 +380,3 @@ async def test_a_plain_httpx_client_reads_what_is_no_event_stream(
         client = policy_client.httpx.async_client(policy, door(upstream))
         answer = await client.post("https://api.openai.com/v1/audio/speech", json={"model": "gpt-4o"})
     assert answer.content == b"\x00\x01"
-
-
-# --- drift of what is wrapped ----------------------------------------------------------------------------------
-def _public(kind: type) -> Iterator[str]:
-    yield from (name for name in vars(kind) if not name.startswith("_"))
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "base"),
-    [
-        (policy_client.httpx.PolicyTransport, httpx.BaseTransport),
-        (policy_client.httpx.AsyncPolicyTransport, httpx.AsyncBaseTransport),
-        (policy_client.httpx2.PolicyTransport, httpx2.BaseTransport),
-        (policy_client.httpx2.AsyncPolicyTransport, httpx2.AsyncBaseTransport),
-    ],
-)
-def test_every_method_of_a_transport_is_wrapped(wrapper: type, base: type) -> None:
-    assert [name for name in _public(base) if getattr(wrapper, name) is getattr(base, name)] == []
-
-
-OURS = {"TransportError", "PoolTimeout", "UnsupportedProtocol", "SSEError"}
-"""The root, a queue of our own, a wrong address in the table, and a reader that is not used."""
-
-
-@pytest.mark.parametrize("kit", [httpx, httpx2])
-def test_every_network_error_of_the_libraries_has_a_kind(kit: Any) -> None:
-    kinds: list[Callable[[str], Exception]] = [
-        error
-        for error in vars(kit).values()
-        if isinstance(error, type) and issubclass(error, kit.TransportError) and error.__name__ not in OURS
-    ]
-    unknown = [error for error in kinds if outcomes.network_kind(error("x")) is None]
-    assert [getattr(error, "__name__", "") for error in unknown] == []

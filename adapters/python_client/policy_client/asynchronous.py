@@ -165,6 +165,8 @@ class AsyncPolicyClient(ClientBase):
             self._core.heard(error)
             raise
         self._core.heard()
+        if self._core.is_time_to_flush():
+            self._spawn(self.flush)
         return answer
 
     async def select(self, request: messages.SelectTargetRequest) -> messages.SelectTargetResponse:

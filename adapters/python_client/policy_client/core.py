@@ -30,6 +30,9 @@ from policy_client.steps import Behind, BehindReport, Budget, Result
 
 log = logging.getLogger("policy_client")
 
+FLUSH_MS = 1_000
+"""Pause between two tries to send what a service that is there had no room for."""
+
 
 def monotonic_ms() -> int:
     """The clock of a client."""
@@ -68,6 +71,7 @@ class Core:
         self.known = KnownOrders()
         self.presence = Presence(on_loss)
         self.backlog = Backlog(away.kept_reports, away.kept_bytes)
+        self._flush_at = 0
 
     def begin(self, asked: messages.SelectTargetRequest, budget: Budget) -> Turn[Any]:
         """Start a request."""
@@ -106,10 +110,19 @@ class Core:
     ) -> steps.ReportLost:
         """A report failed: kept for later, unless the service refuses it for good."""
         if isinstance(error, ServiceAwayError | OverloadedError | UnavailableError):
+            self._flush_at = self.sources.now() + FLUSH_MS
             self.backlog.keep(request, began_at)
         else:
             log.warning("the service refuses a report: %s", error)
         return steps.ReportLost()
+
+    def is_time_to_flush(self) -> bool:
+        """Whether kept reports are to be tried again, once in `FLUSH_MS`: the service may have room now."""
+        now = self.sources.now()
+        if not len(self.backlog) or self.presence.is_away or now < self._flush_at:
+            return False
+        self._flush_at = now + FLUSH_MS
+        return True
 
     def due(self) -> tuple[list[Kept], messages.ReportOutcomesRequest]:
         """The oldest kept reports, taken out, and the batch that sends them."""

@@ -151,6 +151,8 @@ class PolicyClient(ClientBase):
             self._core.heard(error)
             raise
         self._core.heard()
+        if self._core.is_time_to_flush():
+            Background(lambda _: self.flush())
         return answer
 
     def select(self, request: messages.SelectTargetRequest) -> messages.SelectTargetResponse:
