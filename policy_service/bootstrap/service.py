@@ -275,7 +275,9 @@ class Service:
             release=RELEASE,
         )
         stores = OwnershipStores(
-            PostgresLeaseStore(self.store), PostgresPermitStore(self.store, self.name), PostgresPinStore(self.store)
+            PostgresLeaseStore(self.store),
+            PostgresPermitStore(self.store, self.name, awaits_failover=store.failover == "async"),
+            PostgresPinStore(self.store),
         )
         return Replica(
             self.store,

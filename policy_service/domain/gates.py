@@ -19,6 +19,8 @@ WAITER_LOST_MS: DurationMs = 15_000
 HEARTBEAT_MS: DurationMs = 5_000
 OFFER_MS: DurationMs = 2_000
 """How long a slot is kept for the waiter at the head of the line until its replica claims it."""
+PERMIT_TTL_MAX_MS: DurationMs = 1_800_000
+"""Largest life of a permit without renewal."""
 KEEP_ENDED_MS: DurationMs = 600_000
 """Ended rows are kept this long, so that a repeated acquire learns what became of it."""
 GRANT_AT_ONCE: DurationMs = 0

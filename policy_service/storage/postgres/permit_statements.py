@@ -24,6 +24,9 @@ SELECT key, slots, depth, blocked_until, pace::text, configured::text, revision
 FROM gate WHERE key = ANY($1::text[]) ORDER BY key FOR UPDATE"""
 """$1 keys. Rows are locked after the sort, hence in ascending order."""
 
+FAILED_OVER = "SELECT max(raised_at) FROM fleet WHERE epoch > 1"
+"""When the database failed over last; null: never, as far as is known."""
+
 FIND = """
 SELECT permit_id, request_id, gates FROM permit WHERE permit_id = $1::text
 UNION ALL SELECT '', request_id, gates FROM permit

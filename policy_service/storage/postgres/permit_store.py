@@ -21,7 +21,7 @@ from policy_service.application.ports_permits import (
     committed,
     taken_over,
 )
-from policy_service.domain.gates import Gate, GateBook, Pace, PermitRow, PermitState
+from policy_service.domain.gates import PERMIT_TTL_MAX_MS, Gate, GateBook, Pace, PermitRow, PermitState
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.storage.codec import RowCodec, clean_text, row_codec
 from policy_service.storage.postgres import permit_statements as sql
@@ -69,10 +69,16 @@ class Reach:
 
 
 class PostgresPermitStore:
-    """Permits of one replica; shares the connections of its `PostgresStore`."""
+    """Permits of one replica; shares the connections of its `PostgresStore`.
 
-    def __init__(self, store: PostgresStore, replica: str) -> None:
+    Args:
+        awaits_failover: the database replicates asynchronously (`store.failover: async`): after a failover every gate
+            is shut for the largest TTL, because holders may be lost with the old server (spec/fleet.md section 7).
+    """
+
+    def __init__(self, store: PostgresStore, replica: str, *, awaits_failover: bool = False) -> None:
         self._store = store
+        self._awaits_failover = awaits_failover
         self._replica = clean_text(replica)
         self._bell = Bell(self._ring)
         self._made = MadeGates()
@@ -93,7 +99,8 @@ class PostgresPermitStore:
             reach = await _reach(session, connection, unit, further)
             stored, changed = await _lock(session, connection, unit, reach.keys)
             self._made.check(unit.gates, stored)
-            locked = await _read(session, connection, unit, reach, stored.values())
+            shut_until = await _shut_until(session, connection) if self._awaits_failover else 0
+            locked = await _read(session, connection, unit, reach, stored.values(), shut_until)
             if beyond := _beyond(locked, reach):
                 further.update(beyond)
                 raise AnswerRaceError
@@ -247,10 +254,21 @@ async def _lock(
     return now, {each.gate.key for each in found if now[each.gate.key] is not each}
 
 
+async def _shut_until(session: Session, connection: AsyncConnection) -> Instant:
+    """End of the pause after a failover."""
+    (record,) = await session.execute(connection, sql.FAILED_OVER)
+    return 0 if record[0] is None else int(record[0]) + PERMIT_TTL_MAX_MS
+
+
 async def _read(
-    session: Session, connection: AsyncConnection, unit: PermitUnit[Any], reach: Reach, stored: Iterable[StoredGate]
+    session: Session,
+    connection: AsyncConnection,
+    unit: PermitUnit[Any],
+    reach: Reach,
+    stored: Iterable[StoredGate],
+    shut_until: Instant,
 ) -> Locked:
-    gates = [each.gate for each in stored]
+    gates = [_shut(each.gate, shut_until) for each in stored]
     keys, heads = [gate.key for gate in gates], sql.WHOLE_LINE if unit.reads_line else _heads(gates)
     wanted = list(reach.request_ids), unit.takes_ticket, heads, list(unit.ended_ids)
     records = await session.execute(connection, sql.READ, keys, *wanted)
@@ -258,6 +276,10 @@ async def _read(
     rows = (_row(record[3:]) for record in records if record[3] is not None)
     book = PartialBook(gates, rows, json.loads(behind) if behind else {})
     return Locked(book, now, ticket, reach.request_id, [])
+
+
+def _shut(gate: Gate, until: Instant) -> Gate:
+    return replace(gate, blocked_until=max(until, gate.blocked_until or 0)) if until else gate
 
 
 def _heads(gates: Iterable[Gate]) -> int:
