@@ -367,7 +367,7 @@ class Gateway:
             latency_ms=attempt.latency_ms,
             first_byte_ms=attempt.first_byte_ms,
             streamed=attempt.is_streamed,
-            headers=[types_pb2.Header(name=name, value=value) for name, value in attempt.headers.items()],
+            headers=[self.header(name, value) for name, value in attempt.headers.items()],
             body=b"" if attempt.is_success else attempt.body[:BODY_LIMIT],
             network_error_text=attempt.text,
         )
@@ -375,6 +375,12 @@ class Gateway:
         message.details.target_timeout = attempt.is_timeout
         self.put_outcome(message, attempt)
         return message
+
+    def header(self, name: str, value: str) -> Any:
+        """A header of the answer. What is no UTF-8 reaches us as surrogates, which the contract's text cannot hold."""
+        if value.isprintable():
+            return types_pb2.Header(name=name, value=value)
+        return types_pb2.Header(name=name, value_bytes=value.encode("utf-8", "surrogateescape"))
 
     def put_outcome(self, message: Any, attempt: Attempt) -> None:
         """Exactly one of cancel, network error and status."""

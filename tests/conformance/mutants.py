@@ -50,6 +50,7 @@ MUTANTS: dict[str, list[tuple[str, type[Any]]]] = {
     ],
     "status-as-it-came": [("restated", reports.ReportsWhatItSays)],
     "headers-reported": [("fallbacks", reports.ReportsNoHeaders)],
+    "odd-headers": [("odd-header", reports.TakesEveryHeaderForText)],
     "body-reported": [("fallbacks", reports.ReportsNoBody)],
     "body-capped": [("huge-body", reports.ReportsWholeBodies)],
     "success-body-private": [("success", reports.ReportsWholeBodies)],

@@ -88,6 +88,11 @@ class ReportsNoHeaders(Messages):
         message.ClearField("headers")
 
 
+class TakesEveryHeaderForText(Gateway):
+    def header(self, name: str, value: str) -> Any:
+        return types_pb2.Header(name=name, value=value)
+
+
 class ReportsNoBody(Messages):
     def spoil(self, message: Any, attempt: Any) -> None:
         message.body = b""
