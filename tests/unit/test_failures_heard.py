@@ -106,7 +106,8 @@ def test_what_is_no_fault_of_the_connection_is_not_held_against_it(status: int) 
 
 
 def test_a_sibling_whose_own_timer_is_longer_hears_of_the_exhausted_address() -> None:
-    book, address = StateBook(), {"egress_address": "192.0.2.1"}
+    book = StateBook()
+    address: dict[str, Any] = {"egress_address": "192.0.2.1"}
     folded(book, 429, 1_000, "opencode-zen", connection="c", headers={"retry-after": "3600"}, **address)
     folded(book, 429, 2_000, "opencode-zen", connection="d", headers={"retry-after": "60"}, **address)
     row = connection(book, "opencode-zen")
