@@ -19,6 +19,7 @@ MUTANTS: dict[str, list[tuple[str, type[Any]]]] = {
     "session": [("session", steps.ForgetsTheSession)],
     "wait": [("wait", steps.DoesNotWait), ("wait", steps.ForgetsTheWaitsToken)],
     "wait-sends-nothing": [("wait-too-long", steps.DoesNotWait)],
+    "after-a-wait": [("failure-then-wait", steps.RemembersAttemptsForEver)],
     "wait-in-line": [("wait-in-line", steps.AsksWithANewIdEachTime)],
     "reject": [("reject", steps.SaysItsOwnStatus)],
     "reject-retry-after": [("reject", steps.SaysMilliseconds), ("reject-for-good", steps.SaysMilliseconds)],

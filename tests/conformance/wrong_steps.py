@@ -116,6 +116,14 @@ class DoesNotWait(Gateway):
         return None
 
 
+class RemembersAttemptsForEver(Gateway):
+    async def wait(self, journey: Any, wait: Any) -> Any:
+        attempts = list(journey.earlier)
+        response = await super().wait(journey, wait)
+        journey.earlier += attempts
+        return response
+
+
 class SaysItsOwnStatus(Gateway):
     def refuse(self, reject: Any) -> Any:
         return example.failure(503, "no_target")

@@ -89,6 +89,16 @@ def asks_no_more(record: Record, _: Mapping[str, Any]) -> Finding:
 
 
 @check
+def forgets_attempts(record: Record, _: Mapping[str, Any]) -> Finding:
+    """The SelectTarget behind a Wait tells of no attempt from before it."""
+    asked = since_the_wait(record)
+    if len(asked) < 2:
+        return absent("the gateway did not ask again")
+    told = [_words(each) for each in asked[1].request.earlier_attempts]
+    return holds(not told, "no earlier_attempts behind a Wait", f"{told}")
+
+
+@check
 def goes_nowhere(record: Record, _: Mapping[str, Any]) -> Finding:
     """No upstream is called at all."""
     if not selects(record) and not record.upstream:
