@@ -16,7 +16,7 @@ from policy_service.application.gate_loads import GateLoads
 from policy_service.application.granted import Granted
 from policy_service.application.messages import PermitGrant, PermitKind, PermitRef, PermitUse, SelectRequest
 from policy_service.application.permit_gates import FREE
-from policy_service.application.permit_work import Passage, PermitAsk, PermitRefusal, store_lost
+from policy_service.application.permit_work import Passage, PermitAsk, known_full, store_lost
 from policy_service.application.permits import Permits
 from policy_service.application.ports import Clock, Committed, Scope, Store, StoreUnavailableError, Unit, UnitResult
 from policy_service.application.probe_acquire import Probes, digest, permit_id_of
@@ -24,7 +24,6 @@ from policy_service.application.view import View
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import DurationMs, Instant, Target
-from policy_service.domain.permits import HTTP_STATUS, PermitCode
 from policy_service.domain.pool_guard import PanicPermit, PanicState, give_panic_back, take_panic
 from policy_service.domain.state import StateBook
 
@@ -123,12 +122,12 @@ class Grants:
     ) -> Granted:
         if not passage.gates:
             return Granted()
-        loads = self._permits.loads
-        full = [gate.key for gate in passage.gates if loads.is_full(gate.key, gate.limit)]
-        if full and line_ms <= 0 and not request.is_retry_safe:
+        full = next((gate.key for gate in passage.gates if self.loads.is_full(gate.key, gate.limit)), None)
+        if full is not None and line_ms <= 0 and not request.is_retry_safe:
             # Known to be full, and no repeated call that may hold a place already: the transaction would say the same.
-            load = loads.of(full[0])
-            told = PermitRefusal(PermitCode.TIMEOUT, HTTP_STATUS[PermitCode.TIMEOUT], full[0], load.waiting)
+            load = self.loads.of(full)
+            wait_ms = None if load.first_end is None else load.first_end - self._clock.now()
+            told = known_full(passage, full, load.waiting, wait_ms)
             return Granted(refusal=Exclusion(target, "concurrency_cap", load.first_end), answer=told)
         ask = PermitAsk(
             passage,

@@ -15,7 +15,7 @@ from policy_service.domain import line
 from policy_service.domain.gates import Gate, GateBook, PermitRow, PermitState
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.permits import HTTP_STATUS as PERMIT_STATUS
-from policy_service.domain.permits import PermitCode, ended_refusal, refusal
+from policy_service.domain.permits import PermitCode, bounded_seconds, ended_refusal, refusal
 from policy_service.domain.permits import retry_after_s as slot_after_s
 from policy_service.domain.profiles import QueueProfile
 from policy_service.domain.queue_admission import FLEET_GATE as QUEUE_FLEET_GATE
@@ -154,6 +154,15 @@ def store_lost(ask: PermitAsk) -> PermitOutcome:
     code = PermitCode.STORE_UNAVAILABLE
     gate = ask.passage.gates[0].key if ask.passage.gates else ""
     return PermitOutcome(ask.passage, refusal=PermitRefusal(code, PERMIT_STATUS[code], gate, reason=STORE_LOST))
+
+
+def known_full(passage: Passage, gate: str, waiting: int, wait_ms: DurationMs | None) -> PermitRefusal:
+    """What a caller that does not wait is told without asking: the gate is known to be full."""
+    retry_after_s = None if wait_ms is None else bounded_seconds(wait_ms)
+    if passage.limiter:
+        code = QueueCode.QUEUE_TIMEOUT
+        return PermitRefusal(code, QUEUE_STATUS[code], gate, waiting, retry_after_s, QUEUE_SATURATED)
+    return PermitRefusal(PermitCode.TIMEOUT, PERMIT_STATUS[PermitCode.TIMEOUT], gate, waiting, retry_after_s)
 
 
 def acquire(ask: PermitAsk, permit_id: str, replica: str, local: Collection[str]) -> Callable[[Locked], PermitOutcome]:

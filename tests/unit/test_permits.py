@@ -11,7 +11,7 @@ import pytest
 from policy_service.application.gate_loads import IDLE_MS
 from policy_service.application.messages import PermitKind, PermitRef
 from policy_service.application.permit_gates import FREE, passage_of, passage_of_keys, proceeds, profile_of
-from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome, PermitRefusal
+from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome, PermitRefusal, known_full
 from policy_service.application.permits import Permits
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.gates import HEARTBEAT_MS, WAITER_LOST_MS, Gate, PermitState
@@ -406,3 +406,19 @@ def test_a_limiter_is_found_by_its_key() -> None:
     assert found is not None
     assert found.requests_per_minute == found.rpm_override == 5
     assert profile_of(policy(), "qsconn:capped") is None
+
+
+@pytest.mark.parametrize(
+    ("passage", "code", "status", "reason"),
+    [
+        (Passage((Gate("g", 1),)), "SEMAPHORE_TIMEOUT", 429, "concurrency_saturated"),
+        (Passage((limiter_gate("p:c", QueueProfile()),), "p:c"), "RATE_LIMIT_QUEUE_TIMEOUT", 503, "queue_saturated"),
+    ],
+)
+def test_a_gate_known_to_be_full_refuses_with_the_code_of_its_kind(
+    passage: Passage, code: str, status: int, reason: str
+) -> None:
+    told = known_full(passage, "g", 3, 1_001)
+    assert (told.code, told.http_status, told.reason) == (code, status, reason)
+    assert (told.gate, told.depth, told.retry_after_s) == ("g", 3, 2)
+    assert known_full(passage, "g", 0, None).retry_after_s is None
