@@ -24,6 +24,105 @@ NEAR = {
 CHAINS = {"MALFORMED": 80, "PARAMETER_EXTENDED": 60}
 FAMILIES: dict[str, Family] = {name: made for name, made in vars(signals).items() if isinstance(made, Family)}
 
+PLAINLY = {
+    "ABORT": "request_signal_aborted",
+    "AMBIGUOUS_401_EXCLUDED": "access denied",
+    "BAN": "account has been deactivated",
+    "BAN_EXTENDED": "organization_restricted",
+    "BLOCK_PAGE": "error code: 1012",
+    "BROWSER_BLOCK": "turnstile required",
+    "CAPACITY_TEXT": "overloaded",
+    "CLIENT_UNWELCOME": "please update your client",
+    "CLOUDFLARE_NO_RETRY": "browser_signature_banned",
+    "CLOUDFLARE_OWNER": "owner_action_required",
+    "CONTENT_POLICY": "moderation_blocked",
+    "CREDENTIAL_CODES": "token_invalidated",
+    "CREDENTIAL_FAILURE": "authentication_error",
+    "CREDITS": "tier has been exhausted",
+    "CREDITS_EXTENDED": "billing_not_active",
+    "DAILY": "tpd rate limit",
+    "DAY_WINDOW": "per-day",
+    "FEATURE_ENTITLEMENT": "extra usage is required for",
+    "FINGERPRINT": "browser_signature_banned",
+    "FORBIDDEN_QUOTA_EXCEPTIONS": "quota has been exceeded",
+    "FREE_TIER_ONLY": "free tier only",
+    "GEO": "not available in your region",
+    "GEO_EXTENDED": "not available in your country",
+    "LOCAL_FAULT": "child process exited with code",
+    "LONG_PERIOD": "enable overages",
+    "MALFORMED": "content is empty",
+    "MINUTE_WINDOW": "per minute",
+    "MODEL_ENTITLEMENT": "have access to the model",
+    "MODEL_LOAD_FAILED": "model failed to load",
+    "MODEL_NAMED": "selected model",
+    "MODEL_UNSERVED": "select a different model",
+    "MODEL_UNSERVED_EXTENDED": "not a valid model",
+    "MOVED": "update your base url",
+    "OAUTH_INVALID": "valid authentication credential",
+    "OVERFLOW": "maximum context",
+    "OVERFLOW_CERTAIN": "context_length_exceeded",
+    "OVERLOAD": "queue_exceeded",
+    "PARAMETER": "parameter is illegal",
+    "PARAMETER_EXTENDED": "missing required parameter",
+    "PERIOD_QUOTA_EXTENDED": "limits will reset at",
+    "PER_DAY_METRIC": "per_day",
+    "PLAN_WITHOUT_ACCESS": "usage_not_included",
+    "PROJECT_PROBLEM": "permission_denied",
+    "PROJECT_SETUP": "accessnotconfigured",
+    "QUOTA_TEXT": "quota will reset",
+    "QUOTA_TEXT_EXTENDED": "usage limit exceeded",
+    "RATE_TEXT": "too many requests",
+    "RATE_WORDS_400": "non compliant",
+    "ROUTE_NOT_AUTHORIZED": "not authorized for this route",
+    "SESSION": "session limit reached",
+    "SUBSCRIPTION": "claude pro usage limit",
+    "TERMINAL_QUOTA": "insufficient balance",
+    "TOKENS_PER_DAY": "tpd rate limit",
+    "TOOL_USE_FAILED": "failed to call a function",
+    "TOO_LARGE_FOR_LIMIT": "the input or output tokens must be reduced",
+    "UNKNOWN_PROVIDER_FOR_MODEL": "unknown provider for model",
+    "WEEKLY": "reached your weekly",
+}
+PARTS = {
+    "BAN_EXTENDED": "phrases near",
+    "BILLING_SUSPENSION": "near",
+    "BROWSER_BLOCK": "phrases near",
+    "CLOUDFLARE_NO_RETRY": "phrases patterns",
+    "CREDENTIAL_FAILURE": "phrases near",
+    "CREDITS_EXTENDED": "phrases near",
+    "FINGERPRINT": "phrases patterns",
+    "LOCAL_FAULT": "phrases lines",
+    "LONG_PERIOD": "phrases lines patterns",
+    "MALFORMED": "phrases chains patterns",
+    "MODEL_NAMED": "phrases patterns",
+    "MODEL_PERMISSION": "near",
+    "MODEL_UNSERVED": "phrases lines near",
+    "NEVER_OFFERED": "patterns",
+    "NIM_DEGRADED": "near",
+    "NOT_RETRYABLE": "patterns",
+    "OVERFLOW": "phrases lines",
+    "OVERFLOW_CERTAIN": "phrases near",
+    "PARAMETER": "phrases near patterns",
+    "PARAMETER_EXTENDED": "phrases chains",
+    "RATE_OF_MODEL": "patterns",
+    "REQUEST_RESOURCE": "near patterns",
+    "TERMINAL_QUOTA": "phrases lines",
+    "TOO_LARGE_FOR_LIMIT": "phrases patterns",
+}
+"""Of what a family is made beside phrases; any other has phrases alone."""
+
+
+@pytest.mark.parametrize("name", PLAINLY)
+def test_every_family_knows_a_plain_wording(name: str) -> None:
+    assert FAMILIES[name].found_in(f"it says: {PLAINLY[name]}.")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_made_of_its_parts(name: str) -> None:
+    made = FAMILIES[name]
+    parts = [part for part in ("phrases", "lines", "near", "chains", "patterns") if getattr(made, part)]
+    assert parts == PARTS.get(name, "phrases").split()
+
 
 @pytest.mark.parametrize("name", NEAR)
 def test_near_words_of_a_family_are_as_near_as_the_spec_says(name: str) -> None:
