@@ -1,5 +1,6 @@
 /** Attempts as the service wants to hear of them. */
 import { LocalFaultKind, NetworkErrorKind, Origin } from "../gen/policy/v1/policy_pb.js";
+import { MAX_HEAD_BYTES } from "./upstream.js";
 
 /** @import { MessageInitShape } from "@bufbuild/protobuf" */
 /** @import { ReportOutcomeRequestSchema, Verdict } from "../gen/policy/v1/policy_pb.js" */
@@ -44,7 +45,7 @@ function outcomeOf(result) {
   return {
     outcome: { case: "httpStatus", value: result.status },
     origin: Origin.UPSTREAM,
-    body: result.failed && !result.streamError ? result.head : undefined,
+    body: result.failed && !result.streamError ? result.head.subarray(0, MAX_HEAD_BYTES) : undefined,
     details: result.streamError ? { streamError: result.streamError } : undefined,
   };
 }

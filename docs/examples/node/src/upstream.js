@@ -12,7 +12,7 @@ import { EventScanner, hidesFailure } from "./stream.js";
 /** @import { Journey } from "./journey.js" */
 
 /** As much of an answer as is looked at before it goes to the client, and as much as a report may carry. */
-const MAX_HEAD_BYTES = 64 * 1024;
+export const MAX_HEAD_BYTES = 64 * 1024;
 
 /** Headers that end here: the client's credential, and what the gateway or its connections make themselves. */
 const GATEWAYS_OWN = [
@@ -55,9 +55,13 @@ export class Result {
   cause;
   controller = new AbortController();
 
-  /** @param {number} idleMs longest silence in the body */
-  constructor(idleMs = 0) {
+  /**
+   * @param {number} idleMs longest silence in the body
+   * @param {AbortSignal} [client] is aborted when the client leaves
+   */
+  constructor(idleMs = 0, client) {
     this.idleMs = idleMs;
+    this.client = client;
   }
 
   /** @param {LocalFaultKind} kind */
@@ -142,7 +146,7 @@ export class Result {
       }
       isWhole = true;
     } catch (error) {
-      this.fail(error);
+      if (!this.client?.aborted) this.fail(error);
       throw error;
     } finally {
       this.tookMs = performance.now() - this.sent;
@@ -200,7 +204,7 @@ export async function call(journey, target, wishes) {
   const { config } = journey.gateway;
   const upstream = config.upstreams[`${target.provider}/${target.connection}`];
   if (!upstream) return Result.local(LocalFaultKind.EXECUTION);
-  const result = new Result(config.idle_timeout_ms);
+  const result = new Result(config.idle_timeout_ms, journey.signal);
   const limit = Math.min(config.first_byte_timeout_ms, wishes.timeoutMs || Infinity);
   const timer =
     journey.leftMs < limit ? result.endAfter("out_of_time", journey.leftMs) : result.endAfter("no_answer", limit);
