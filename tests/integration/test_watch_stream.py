@@ -181,6 +181,31 @@ async def test_progress_keeps_a_permit_beyond_its_life_and_renews_it_at_a_third_
         assert 3 <= len(ends) <= 8
 
 
+async def test_a_stream_may_be_watched_by_another_replica_than_the_one_that_decided(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    async with (
+        watched(tmp_path, embedded_url) as one,
+        watched(tmp_path, embedded_url, name="two") as another,
+    ):
+        held = await one.policy.SelectTarget(policy_pb2.SelectTargetRequest(route="capped", allow_wait=False))
+        call = await opened(another, 1, held.decision_token)
+        await asyncio.sleep(0.6)
+        await call.write(progress(1, (50, False)))
+        renewed = await call.read()
+        assert renewed.permit.permit_id == held.dispatch.permits[0].permit_id
+        assert renewed.permit.expires_at_unix_ms > held.dispatch.permits[0].expires_at_unix_ms
+        await open_breaker(one)
+        probe = await first_probe(one)
+        await call.write(opening(2, probe.decision_token))
+        await call.write(progress(2, (9, False), first_byte=True))
+
+        async def is_open_everywhere() -> bool:
+            return await refusal(one, "y") == await refusal(another, "y") == []
+
+        await until(is_open_everywhere)
+
+
 async def test_a_permit_that_lapsed_is_told_once(tmp_path: Path, embedded_url: str) -> None:
     async with watched(tmp_path, embedded_url) as one:
         held = await one.policy.SelectTarget(policy_pb2.SelectTargetRequest(route="capped", allow_wait=False))
