@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from policy_service.application.permit_work import QUEUE_TIMEOUT_MS, Passage, PermitRefusal
-from policy_service.domain.gates import Gate
+from policy_service.domain.catalogue import Provider
+from policy_service.domain.gates import Gate, Pace
 from policy_service.domain.ids import AuthClass, Target
 from policy_service.domain.lockout_keys import scoped_model
 from policy_service.domain.permits import (
@@ -70,7 +71,13 @@ def _paced(policy: Policy, found: ConnectionPolicy, target: Target, gates: list[
     gates.append(limiter_gate(key, profile))
     if policy.queue_fleet_limit is not None:
         gates.append(Gate(FLEET_GATE, policy.queue_fleet_limit, depth=0))
-    return Passage(combined(gates), key, profile, profile.max_wait_ms, policy.revision)
+    return Passage(combined(gates), key, profile, profile.max_wait_ms, policy.revision, _start_gate(found.provider))
+
+
+def _start_gate(provider: Provider) -> Gate | None:
+    """Static start slots: one line over all connections of the provider."""
+    gap_ms = provider.start_slot_ms
+    return Gate(f"start:{provider.id}", depth=0, pace=Pace(gap_ms=gap_ms)) if gap_ms else None
 
 
 def queue_key(found: ConnectionPolicy, target: Target) -> str:

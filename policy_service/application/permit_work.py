@@ -51,6 +51,8 @@ class Passage:
     """Longest wait where the caller names none."""
     revision: int = 0
     """Catalogue revision that the gates come from."""
+    start_gate: Gate | None = None
+    """Start slots of the provider, waited for before the limiter (queue_admission.md section 3, step 4)."""
 
     @property
     def keys(self) -> tuple[str, ...]:

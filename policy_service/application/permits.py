@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from policy_service.application import permit_acts
+from policy_service.application import permit_acts, start_slots
 from policy_service.application import permit_work as work
 from policy_service.application.gate_loads import GateLoads
 from policy_service.application.messages import PermitRef
@@ -117,6 +118,16 @@ class Permits:
         """
         if not ask.passage.gates:
             return PermitOutcome(ask.passage, at=self._clock.now())
+        if ask.passage.start_gate is None:
+            return await self._acquire(ask)
+        slot = await self._acquire(start_slots.start_slot(ask, ask.passage.start_gate))
+        if slot.refusal is not None:
+            return start_slots.without_start_slot(ask, slot)
+        self.release_soon([grant.permit_id for grant in slot.grants])  # taken: its start is what counts
+        held = await self._acquire(start_slots.after_start_slot(ask, slot.waited_ms))
+        return replace(held, waited_ms=held.waited_ms + slot.waited_ms)
+
+    async def _acquire(self, ask: PermitAsk) -> PermitOutcome:
         began = self._monotonic_ms()
         waiter = self._line.join(ask.request_id, ask.passage)
         entering = asyncio.ensure_future(self._enter(ask))
@@ -209,7 +220,9 @@ class Permits:
         Args:
             keys: gates that its permits must be of; empty: any.
         """
-        found = await self._store.permits_of(request_id, keys, timeout_ms=WITHDRAW_MS)
+        found = list(await self._store.permits_of(request_id, keys, timeout_ms=WITHDRAW_MS))
+        if not keys:
+            found += await self._store.permits_of(f"{request_id}{start_slots.START}", (), timeout_ms=WITHDRAW_MS)
         return await self.release(found)
 
     async def _change(self, permit_id: str, run: Callable[..., PermitChange]) -> PermitChange:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from policy_service.domain.ids import AuthClass, DurationMs
 from policy_service.domain.profiles import KindThreshold
 
-EMPTY: Mapping[str, object] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class RestatementRule:
@@ -114,6 +112,8 @@ class Provider:
     naive_times_offset: str = ""
     """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""
     queue_wait_floor_ms: DurationMs = 0
+    start_slot_ms: DurationMs = 0
+    """Static start slots (spec/queue_admission.md section 3, step 4): gap between starts of paced calls; 0: none."""
     """Least `queue.max_wait_ms` where the connection overrides none (spec/queue_admission.md section 1)."""
     queue_scope: str = ""
     """What the request queue is kept by beside the connection: `quota_scope`, `model_family`, `model` or nothing."""

@@ -186,6 +186,9 @@ class ProviderEntry(_Strict):
     naive_times_offset: Annotated[str, Field(pattern=r"^([+-][0-2][0-9]:[0-5][0-9])?$")] = ""
     usage_wall: bool = False
     queue_wait_floor_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
+    start_slot_ms: int = Field(
+        default=0, ge=0, le=3_600_000, description="Gap between starts of paced calls to all its connections; 0: none."
+    )
     queue_scope: Literal["", "quota_scope", "model_family", "model"] = ""
     account_limit_texts: list[Text] = []
     restatement: list[RestatementEntry] = []

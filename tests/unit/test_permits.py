@@ -11,7 +11,13 @@ import pytest
 from policy_service.application.gate_loads import IDLE_MS
 from policy_service.application.messages import PermitKind, PermitRef
 from policy_service.application.permit_gates import FREE, passage_of, passage_of_keys, proceeds, profile_of
-from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome, PermitRefusal, known_full
+from policy_service.application.permit_work import (
+    Passage,
+    PermitAsk,
+    PermitOutcome,
+    PermitRefusal,
+    known_full,
+)
 from policy_service.application.permits import Permits
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.gates import HEARTBEAT_MS, WAITER_LOST_MS, Gate, PermitState
