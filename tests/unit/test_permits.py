@@ -16,7 +16,6 @@ from policy_service.application.permit_work import (
     PermitAsk,
     PermitOutcome,
     PermitRefusal,
-    known_full,
 )
 from policy_service.application.permits import Permits
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
@@ -231,31 +230,6 @@ async def test_a_line_goes_on_after_a_start_on_another_replica_moved_the_gap(wor
     assert (await here).at == NOW + 1_000
 
 
-async def test_a_permit_of_a_cap_and_a_queue_is_renewed_within_its_execution_limit(world: World) -> None:
-    profile = QueueProfile(execution_max_wait_ms=150_000)
-    passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)
-    held = await world.permits[0].acquire(ask("a", 0, passage))
-    assert [(grant.kind, grant.expires_at - NOW) for grant in held.grants] == [
-        (PermitKind.QUEUE, 120_000),
-        (PermitKind.CONCURRENCY, 120_000),
-    ]
-    world.time.at += 100_000
-    (renewed,) = await world.permits[0].renew([permit_id(held)])
-    assert renewed.expires_at == NOW + 150_000
-    world.time.at += 50_000
-    (spent,) = await world.permits[0].renew([permit_id(held)])
-    assert (spent.state, spent.code) == (PermitState.EXPIRED, "RATE_LIMIT_EXECUTION_TIMEOUT")
-
-
-async def test_a_permit_that_was_merely_not_renewed_is_told_so(world: World) -> None:
-    profile = QueueProfile(execution_max_wait_ms=150_000)
-    passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)
-    held = await world.permits[0].acquire(ask("a", 0, passage))
-    world.time.at += 120_000
-    (late,) = await world.permits[0].renew([permit_id(held)])
-    assert (late.state, late.code) == (PermitState.EXPIRED, "PERMIT_EXPIRED")
-
-
 async def test_a_new_configuration_keeps_what_a_limiter_has_used(world: World) -> None:
     old = QueueProfile(requests_per_minute=3, min_time_between_requests_ms=0)
     new = replace(old, requests_per_minute=2)
@@ -412,19 +386,3 @@ def test_a_limiter_is_found_by_its_key() -> None:
     assert found is not None
     assert found.requests_per_minute == found.rpm_override == 5
     assert profile_of(policy(), "qsconn:capped") is None
-
-
-@pytest.mark.parametrize(
-    ("passage", "code", "status", "reason"),
-    [
-        (Passage((Gate("g", 1),)), "SEMAPHORE_TIMEOUT", 429, "concurrency_saturated"),
-        (Passage((limiter_gate("p:c", QueueProfile()),), "p:c"), "RATE_LIMIT_QUEUE_TIMEOUT", 503, "queue_saturated"),
-    ],
-)
-def test_a_gate_known_to_be_full_refuses_with_the_code_of_its_kind(
-    passage: Passage, code: str, status: int, reason: str
-) -> None:
-    told = known_full(passage, "g", 3, 1_001)
-    assert (told.code, told.http_status, told.reason) == (code, status, reason)
-    assert (told.gate, told.depth, told.retry_after_s) == ("g", 3, 2)
-    assert known_full(passage, "g", 0, None).retry_after_s is None

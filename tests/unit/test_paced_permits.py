@@ -1,4 +1,4 @@
-"""Static start slots of a provider (spec/queue_admission.md section 3, step 4)."""
+"""Permits of paced calls: static start slots, execution limit, refusals (spec/queue_admission.md sections 3 and 4)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from policy_service.application.messages import PermitKind
 from policy_service.application.permit_gates import passage_of
-from policy_service.application.permit_work import Passage
+from policy_service.application.permit_work import Passage, known_full
 from policy_service.application.start_slots import after_start_slot, start_slot
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.gates import Gate, PermitState
 from policy_service.domain.policy import Policy
 from policy_service.domain.profiles import QueueProfile
-from tests.unit.test_permits import NOW, World, ask, in_line, to
+from policy_service.domain.queue_admission import limiter_gate
+from tests.unit.test_permits import NOW, World, ask, in_line, permit_id, to
 
 
 @pytest.fixture
@@ -70,3 +72,44 @@ def test_the_wait_for_a_start_slot_comes_off_the_budget_of_the_queue() -> None:
     endless = replace(asked, timeout_ms=None, passage=replace(asked.passage, profile=QueueProfile(unbounded_wait=True)))
     assert after_start_slot(endless, 9_000) == endless
     assert passage_of(SLOTTED, to("c", "fast")).start_gate is None
+
+
+async def test_a_permit_of_a_cap_and_a_queue_is_renewed_within_its_execution_limit(world: World) -> None:
+    profile = QueueProfile(execution_max_wait_ms=150_000)
+    passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)
+    held = await world.permits[0].acquire(ask("a", 0, passage))
+    assert [(grant.kind, grant.expires_at - NOW) for grant in held.grants] == [
+        (PermitKind.QUEUE, 120_000),
+        (PermitKind.CONCURRENCY, 120_000),
+    ]
+    world.time.at += 100_000
+    (renewed,) = await world.permits[0].renew([permit_id(held)])
+    assert renewed.expires_at == NOW + 150_000
+    world.time.at += 50_000
+    (spent,) = await world.permits[0].renew([permit_id(held)])
+    assert (spent.state, spent.code) == (PermitState.EXPIRED, "RATE_LIMIT_EXECUTION_TIMEOUT")
+
+
+async def test_a_permit_that_was_merely_not_renewed_is_told_so(world: World) -> None:
+    profile = QueueProfile(execution_max_wait_ms=150_000)
+    passage = Passage((limiter_gate("p:c", profile), Gate("qsconn:c", 1)), "p:c", profile)
+    held = await world.permits[0].acquire(ask("a", 0, passage))
+    world.time.at += 120_000
+    (late,) = await world.permits[0].renew([permit_id(held)])
+    assert (late.state, late.code) == (PermitState.EXPIRED, "PERMIT_EXPIRED")
+
+
+@pytest.mark.parametrize(
+    ("passage", "code", "status", "reason"),
+    [
+        (Passage((Gate("g", 1),)), "SEMAPHORE_TIMEOUT", 429, "concurrency_saturated"),
+        (Passage((limiter_gate("p:c", QueueProfile()),), "p:c"), "RATE_LIMIT_QUEUE_TIMEOUT", 503, "queue_saturated"),
+    ],
+)
+def test_a_gate_known_to_be_full_refuses_with_the_code_of_its_kind(
+    passage: Passage, code: str, status: int, reason: str
+) -> None:
+    told = known_full(passage, "g", 3, 1_001)
+    assert (told.code, told.http_status, told.reason) == (code, status, reason)
+    assert (told.gate, told.depth, told.retry_after_s) == ("g", 3, 2)
+    assert known_full(passage, "g", 0, None).retry_after_s is None
