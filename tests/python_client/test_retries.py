@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from policy_client import AsyncPolicyClient, Connection, PolicyClient, ServiceAwayError, messages, pool
+from policy_client.connection import SELECT
 from policy_service.application.errors import DrainingError
 from policy_service.transport.grpc.errors import to_status, trailers
 from tests.fleet.fleet import free_port
@@ -30,7 +31,8 @@ class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.arrived: list[float] = []
 
     def service(self, details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._answer)
+        # The look for a service that is away asks for its health beside: not counted here.
+        return grpc.unary_unary_rpc_method_handler(self._answer) if details.method == SELECT.path else None
 
     def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.arrived.append(time.monotonic())
