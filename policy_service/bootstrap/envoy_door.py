@@ -44,6 +44,13 @@ class LocalCalls:
         """ReportOutcome."""
         return await _answered("ReportOutcome", self._policy.report_outcome(request))
 
+    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
+        """ReportOutcome of a success that changes nothing."""
+        try:
+            return self._policy.reported_now(request)
+        except PolicyError as error:
+            raise call_error(error) from error
+
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:
         """AcquirePermit."""
         answer: permit_pb2.AcquirePermitResponse = await self._call("AcquirePermit", request)

@@ -64,8 +64,8 @@ def choices(wishes: Wishes) -> Choices:
         ConfigError: an option has another value than those it may have.
     """
     source, _, directory = wishes.credentials.partition(":")
-    authorities = {} if wishes.ca_file is None else {"ca_file": str(wishes.ca_file)}
-    return replace(_choices(wishes, source, directory), **authorities)
+    made = _choices(wishes, source, directory)
+    return made if wishes.ca_file is None else replace(made, ca_file=str(wishes.ca_file))
 
 
 def _choices(wishes: Wishes, source: str, directory: str) -> Choices:

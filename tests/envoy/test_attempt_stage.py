@@ -70,8 +70,7 @@ def test_an_error_is_read_reported_and_goes_on_where_the_verdict_says() -> None:
     asked = step(TABLE, begun(flight).state, head(503))
     assert asked.actions == (actions.Pass("response_headers", modes=(Mode.ERROR_BODY,)),)
     found = failed(flight)
-    (told,) = of_kind(found, actions.Report)
-    assert told.is_awaited
+    (told,) = of_kind(found, actions.Judge)
     assert (told.request.http_status, told.request.body, told.request.final) == (503, b"boom", False)
     retried = step(TABLE, found.state, events.Judged(judged(FALL_BACK, following="c", status=429)))
     (passed,) = of_kind(retried, actions.Pass)
@@ -103,8 +102,12 @@ def test_a_fallback_takes_a_grant_first_and_is_refused_without_one() -> None:
     found = begun(flight_of("a", "b"), 2, "b")
     (acquire,) = of_kind(found, actions.Acquire)
     assert (acquire.permit.target_key, acquire.permit.wait_budget_ms, acquire.fence) == ("b", 0, None)
-    (sent,) = of_kind(step(TABLE, found.state, events.Acquired(("p1",))), actions.Pass)
+    gone = step(TABLE, found.state, events.Acquired(("p1",)))
+    (sent,) = of_kind(gone, actions.Pass)
     assert sent.kind == "request_headers"
+    assert of_kind(gone, actions.Hold)
+    (released,) = of_kind(step(TABLE, gone.state, head(200, has_body=False)), actions.Release)
+    assert list(released.request.permit_ids) == ["p1"]
     refused = step(TABLE, found.state, events.Refused("SEMAPHORE_QUEUE_FULL", 429, "full", 1_000))
     (local,) = of_kind(refused, actions.Local)
     assert (local.status, dict(local.headers)["retry-after"]) == (429, "1")

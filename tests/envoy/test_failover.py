@@ -145,3 +145,16 @@ async def test_the_route_is_read_from_the_body_and_the_model_written_into_it(tmp
             assert answer.status == 200
         for upstream in world.upstreams.values():
             assert b'"model":"gpt-4o"' in upstream.bodies[0]
+
+
+@pytest.mark.parametrize(("key", "status"), [("of-the-gateway-0123456789", 200), ("another-key-0123456789", 503)])
+async def test_a_service_with_keys_is_asked_with_the_key_of_envoy(
+    tmp_path: Path, embedded_url: str, monkeypatch: pytest.MonkeyPatch, key: str, status: int
+) -> None:
+    monkeypatch.setenv("ENVOY_POLICY_KEY", key)
+    keys = {"auth": {"keys": ["of-the-gateway-0123456789"]}}
+    scripts = {"openai-one": [GOOD]}
+    async with gateway(tmp_path, embedded_url, scripts, process=keys, policy_key="ENVOY_POLICY_KEY") as world:
+        async with world.post() as answer:
+            assert answer.status == status
+        assert len(world.upstreams["openai-one"].requests) == (status == 200)

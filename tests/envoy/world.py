@@ -107,6 +107,7 @@ async def gateway(
     catalogue: Mapping[str, Any] | None = None,
     door: Mapping[str, Any] | None = None,
     dead: Sequence[str] = (),
+    process: Mapping[str, Any] | None = None,
     **choices: Any,
 ) -> AsyncIterator[Gateway]:
     """Everything, started.
@@ -114,6 +115,7 @@ async def gateway(
     Args:
         catalogue: arguments of `catalogue_of`.
         door: settings `envoy.*`.
+        process: further process configuration of the service.
         dead: connections whose upstream accepts no connection.
         choices: choices of the generated configuration.
     """
@@ -124,7 +126,11 @@ async def gateway(
         file = directory / "catalogue.yaml"
         file.write_text(document)
         settings = config(
-            directory / "data", database_url, catalogue=str(file), envoy={"enabled": True, **(door or {})}
+            directory / "data",
+            database_url,
+            catalogue=str(file),
+            envoy={"enabled": True, **(door or {})},
+            **(process or {}),
         )
         async with serving(settings) as (service, _), spied(service) as (reports, answers):
             policy = service.server.addresses[-1]
@@ -150,11 +156,14 @@ async def spied(service: Service) -> AsyncIterator[tuple[list[Any], list[Any]]]:
         answers.append(answer)
         return answer
 
+    told = envoy_door.LocalCalls.told
     envoy_door.LocalCalls.report = recorded  # type: ignore[method-assign]
+    envoy_door.LocalCalls.told = lambda self, request: False  # type: ignore[method-assign]
     try:
         yield reports, answers
     finally:
         envoy_door.LocalCalls.report = report  # type: ignore[method-assign]
+        envoy_door.LocalCalls.told = told  # type: ignore[method-assign]
 
 
 @asynccontextmanager

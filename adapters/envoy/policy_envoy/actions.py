@@ -61,11 +61,15 @@ class Select(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Call ReportOutcome."""
+    """Call ReportOutcome; nobody waits for it."""
 
     request: policy_pb2.ReportOutcomeRequest
-    is_awaited: bool = False
-    """The stage goes on with the verdict."""
+
+
+class Judge(NamedTuple):
+    """Call ReportOutcome and go on with its verdict."""
+
+    request: policy_pb2.ReportOutcomeRequest
 
 
 class Acquire(NamedTuple):
@@ -94,10 +98,9 @@ class Register(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Keep the permits of a decision alive until its last report."""
+    """Keep the permits of a request alive until its last report."""
 
     flight: Flight
-    answer: policy_pb2.SelectTargetResponse
 
 
 class Begin(NamedTuple):
@@ -134,6 +137,19 @@ class Leave(NamedTuple):
 
 Reply: TypeAlias = Pass | Local
 Action: TypeAlias = (
-    Pass | Local | Select | Report | Acquire | Release | Sleep | Register | Begin | Unanswered | Settle | Leave
+    Pass
+    | Local
+    | Select
+    | Report
+    | Judge
+    | Acquire
+    | Release
+    | Sleep
+    | Register
+    | Hold
+    | Begin
+    | Unanswered
+    | Settle
+    | Leave
 )
 Headers: TypeAlias = Mapping[str, str]

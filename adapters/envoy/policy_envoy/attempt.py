@@ -9,7 +9,7 @@ NEW -> ACQUIRING -> SENT -> DONE                      a success: reported at its
 from __future__ import annotations
 
 from policy_envoy import local_replies, reports
-from policy_envoy.actions import Acquire, Action, Begin, Mode, Pass, Release, Report, Unanswered
+from policy_envoy.actions import Acquire, Action, Begin, Hold, Mode, Pass, Release, Report, Unanswered
 from policy_envoy.answers import STREAM_TABLE, begin_stream, hold
 from policy_envoy.attempt_state import Attempt, Phase, done, explained, given_back
 from policy_envoy.client_request import with_model
@@ -72,7 +72,11 @@ def _needs(flight: Flight, step: Step, attempt: int) -> Acquire | None:
 
 
 def _acquired(state: Attempt, event: Acquired) -> Next:
-    return _send(state._replace(permit_ids=event.permit_ids))
+    sent = _send(state._replace(permit_ids=event.permit_ids))
+    if not event.permit_ids:
+        return sent
+    state.flight.attempt_permits = event.permit_ids
+    return Next(sent.state, (Hold(state.flight), *sent.actions))
 
 
 def _refused(state: Attempt, event: Refused | CallFailed) -> Next:

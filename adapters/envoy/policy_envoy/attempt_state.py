@@ -69,6 +69,11 @@ class Attempt(NamedTuple):
     is_held_end: bool = False
 
     @property
+    def is_over(self) -> bool:
+        """Nothing that Envoy may still say matters; a held answer has to be let through to its last chunk."""
+        return self.phase is Phase.DONE and Mode.HELD not in self.modes
+
+    @property
     def started_ms(self) -> float:
         """When the attempt was dispatched."""
         return self.request.now_ms
@@ -83,6 +88,7 @@ def given_back(state: Attempt) -> tuple[Action, ...]:
     """Permits of this attempt alone; those of the decision end with its final report."""
     if not state.permit_ids:
         return ()
+    state.flight.attempt_permits = ()
     return (Release(permit_pb2.ReleasePermitRequest(permit_ids=state.permit_ids)),)
 
 

@@ -57,6 +57,10 @@ class PolicyCalls(Protocol):
         """ReportOutcome."""
         ...
 
+    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
+        """ReportOutcome where it takes no waiting; False: it does, and nothing was reported."""
+        ...
+
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:
         """AcquirePermit."""
         ...

@@ -51,6 +51,8 @@ class Flight:
     token: bytes = b""
     """Of the newest decision."""
     permit_ids: tuple[str, ...] = ()
+    attempt_permits: tuple[str, ...] = ()
+    """Taken for the attempt under way alone."""
     renews_at_ms: float = 0
     """When the permits have to be renewed."""
     renewal_ms: float = 0
@@ -79,6 +81,8 @@ class Flight:
         head = tuple((header.name, header.value) for header in dispatch.set_headers)
         self.token = answer.decision_token
         self.permit_ids = tuple(permit.permit_id for permit in dispatch.permits)
+        lives = [permit.expires_at_unix_ms - answer.decided_at_unix_ms for permit in dispatch.permits]
+        self.renewal_ms = max(1_000, min(lives) / 3) if lives else 0
         first = Step(dispatch.target, answer.decision_token, 0, head)
         later = [
             Step(target, answer.decision_token, number, needs_grant=True)

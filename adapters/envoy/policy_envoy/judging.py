@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from policy_envoy import reports
-from policy_envoy.actions import Action, Hold, Pass, Release, Report, Select, Sleep
+from policy_envoy.actions import Action, Hold, Judge, Pass, Release, Select, Sleep
 from policy_envoy.attempt_state import NO_VERDICT, Attempt, Phase, done, explained, given_back
 from policy_envoy.events import CallFailed, Closed, Judged, Selected, Waited
 from policy_envoy.flight import same_target
@@ -29,7 +29,7 @@ def judge(state: Attempt, body: bytes, now_ms: float) -> Next:
 
 def judge_report(state: Attempt, report: policy_pb2.ReportOutcomeRequest) -> Next:
     """Report a failure and wait for the verdict."""
-    return Next(state._replace(phase=Phase.JUDGING, report=report), (Report(report, is_awaited=True),))
+    return Next(state._replace(phase=Phase.JUDGING, report=report), (Judge(report),))
 
 
 def _judged(state: Attempt, event: Judged) -> Next:
@@ -91,7 +91,7 @@ def _selected(state: Attempt, event: Selected) -> Next:
         return _to_client(state, None)
     flight.adopt(event.answer, flight.steps.index(step) + 1)
     retried = _retry(state)
-    held = (Hold(flight, event.answer),) if flight.permit_ids else ()
+    held = (Hold(flight),) if flight.permit_ids else ()
     return Next(retried.state, (*held, *retried.actions))
 
 

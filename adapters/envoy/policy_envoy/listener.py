@@ -72,6 +72,11 @@ class Listener(NamedTuple):
     waited_ms: int = 0
     flight: Flight = NO_FLIGHT
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing that Envoy may still say matters: the stream can end at once, which saves a turn."""
+        return self.phase is Phase.OVER
+
 
 def _read(state: Listener, event: RequestHeaders) -> Next:
     client = read_request(event.headers, state.options)
@@ -111,7 +116,7 @@ def _dispatch(state: Listener, event: Selected) -> Next:
         chain=flight,
         clears_route=True,
     )
-    held = (Hold(flight, event.answer),) if flight.permit_ids else ()
+    held = (Hold(flight),) if flight.permit_ids else ()
     return Next(state._replace(phase=Phase.ROUTED, flight=flight), (Register(flight), *held, routed))
 
 

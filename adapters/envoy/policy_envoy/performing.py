@@ -1,4 +1,4 @@
-"""Carries out what the stages want: replies to Envoy, calls of the policy service, the notes of requests under way.
+"""Carries out what the stages want beside replies: calls of the policy service, the notes of requests under way.
 
 A call's result comes back as the event that the stage goes on with. An error of the service is an event as well; only
 a service that is away ends the stream, so that Envoy's own fail mode decides.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from policy_envoy import actions, events, registry, wire
+from policy_envoy import actions, events, registry
 from policy_envoy.calls import PolicyCallError, PolicyCalls
+from policy_envoy.flight import Flight
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[bytes], Awaitable[None]]
 T = TypeVar("T")
 RENEW_EVERY_S = 1.0
 
@@ -30,7 +30,6 @@ class Counters:
     requests: int = 0
     attempts: int = 0
     reports: int = 0
-    local_replies: int = 0
     lost_reports: int = 0
 
 
@@ -50,17 +49,20 @@ class Performer:
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _renewer: asyncio.Task[None] | None = None
 
-    async def perform(self, write: Write | None, action: actions.Action) -> Any:
-        """Carry out one action; the event that it results in, if any.
+    def perform(self, action: actions.Action) -> Awaitable[Any] | None:
+        """Carry out one action that is no reply; what there is to wait for, if any, gives the event that follows."""
+        now = _AT_ONCE.get(type(action))
+        if now is not None:
+            now(self, action)
+            return None
+        return _WAITED_FOR[type(action)](self, action)
 
-        Args:
-            write: sends a reply; None: the stream is over, and replies are dropped.
-        """
-        return await _PERFORMED[type(action)](self, write, action)
-
-    def spawn(self, wanted: tuple[actions.Action, ...]) -> None:
-        """Carry out actions whose results nobody waits for."""
-        self._run(self._all(wanted))
+    def finish(self, wanted: Iterable[actions.Action]) -> None:
+        """Carry out what still makes sense where Envoy has ended the stream: no reply, nothing that is waited for."""
+        for each in wanted:
+            action = actions.Report(each.request) if isinstance(each, actions.Judge) else each
+            if (now := _AT_ONCE.get(type(action))) is not None:
+                now(self, action)
 
     async def close(self) -> None:
         """Let reports under way come to their end."""
@@ -69,40 +71,20 @@ class Performer:
         if self._background:
             await asyncio.wait(self._background, timeout=5)
 
-    async def _all(self, wanted: tuple[actions.Action, ...]) -> None:
-        for action in wanted:
-            await self.perform(None, action)
-
-    async def _send(self, write: Write | None, reply: actions.Pass | actions.Local) -> None:
-        if type(reply) is actions.Local:
-            self.counters.local_replies += 1
-        if write is not None:
-            await write(wire.write_reply(reply))
-
-    async def _select(self, write: Write | None, action: actions.Select) -> Any:
+    # -- waited for ----------------------------------------------------------------------------------------
+    async def _select(self, action: actions.Select) -> Any:
         try:
             answer = await self.calls.select(action.request)
         except PolicyCallError as error:
             return _call_failed(error)
         return events.Selected(answer, self.now_ms())
 
-    async def _report(self, write: Write | None, action: actions.Report) -> Any:
+    async def _judge(self, action: actions.Judge) -> Any:
         """In a task of its own: Envoy may end the stream, and with it whoever waits here, before the report is in."""
         self.counters.reports += 1
-        if action.request.final:
-            self.flights.free(action.request.decision_token)
-        task = self._run(self._reported(action.request))
-        return await asyncio.shield(task) if action.is_awaited else None
+        return await asyncio.shield(self._run(self._reported(action.request)))
 
-    async def _reported(self, request: policy_pb2.ReportOutcomeRequest) -> events.Judged | events.CallFailed:
-        try:
-            return events.Judged(await self.calls.report(request))
-        except PolicyCallError as error:
-            self.counters.lost_reports += 1
-            log.warning("a report was not taken: %s", error.message)
-            return events.CallFailed(error.code, error.http_status, error.message)
-
-    async def _acquire(self, write: Write | None, action: actions.Acquire) -> Any:
+    async def _acquire(self, action: actions.Acquire) -> Any:
         try:
             if action.fence is not None:
                 fence = await self.calls.check_fence(action.fence)
@@ -112,7 +94,39 @@ class Performer:
         except PolicyCallError as error:
             return _call_failed(error)
 
-    async def _release(self, write: Write | None, action: actions.Release) -> None:
+    async def _sleep(self, action: actions.Sleep) -> Any:
+        await asyncio.sleep(action.duration_ms / 1000)
+        return events.Waited()
+
+    # -- at once -------------------------------------------------------------------------------------------
+    def _report(self, action: actions.Report) -> None:
+        self.counters.reports += 1
+        if action.request.final:
+            self.flights.free(action.request.decision_token)
+        try:
+            if self.calls.told(action.request):
+                return
+        except PolicyCallError as error:
+            self._lost(error)
+            return
+        self._run(self._reported(action.request))
+
+    async def _reported(self, request: policy_pb2.ReportOutcomeRequest) -> events.Judged | events.CallFailed:
+        try:
+            return events.Judged(await self.calls.report(request))
+        except PolicyCallError as error:
+            self._lost(error)
+            return events.CallFailed(error.code, error.http_status, error.message)
+
+    def _lost(self, error: PolicyCallError) -> None:
+        self.counters.lost_reports += 1
+        log.warning("a report was not taken: %s", error.message)
+
+    def _all_reported(self, found: Iterable[policy_pb2.ReportOutcomeRequest]) -> None:
+        for request in found:
+            self._report(actions.Report(request))
+
+    def _release(self, action: actions.Release) -> None:
         self._run(self._released(action.request))
 
     async def _released(self, request: permit_pb2.ReleasePermitRequest) -> None:
@@ -121,28 +135,22 @@ class Performer:
         except PolicyCallError as error:
             log.warning("a permit was not given back and ends by time: %s", error.message)
 
-    async def _sleep(self, write: Write | None, action: actions.Sleep) -> Any:
-        await asyncio.sleep(action.duration_ms / 1000)
-        return events.Waited()
-
-    async def _register(self, write: Write | None, action: actions.Register) -> None:
+    def _register(self, action: actions.Register) -> None:
         self.flights.enter(action.flight)
 
-    async def _hold(self, write: Write | None, action: actions.Hold) -> None:
-        self.flights.hold(action.flight, action.answer, self.now_ms())
+    def _hold(self, action: actions.Hold) -> None:
+        self.flights.hold(action.flight, self.now_ms())
         if self._renewer is None:
             self._renewer = asyncio.get_running_loop().create_task(self._renew())
 
-    async def _begin(self, write: Write | None, action: actions.Begin) -> None:
-        found = registry.begin(action.flight, action.attempt, self.now_ms())
-        if found:
-            self.spawn(tuple(map(actions.Report, found)))
+    def _begin(self, action: actions.Begin) -> None:
+        self._all_reported(registry.begin(action.flight, action.attempt, self.now_ms()))
 
-    async def _unanswered(self, write: Write | None, action: actions.Unanswered) -> None:
-        found = registry.unanswered(action.flight, action.step, action.dispatched_ms, self.now_ms())
-        await self._all(tuple(map(actions.Report, found)))
+    def _unanswered(self, action: actions.Unanswered) -> None:
+        now = self.now_ms()
+        self._all_reported(registry.unanswered(action.flight, action.step, action.dispatched_ms, now))
 
-    async def _settle(self, write: Write | None, action: actions.Settle) -> None:
+    def _settle(self, action: actions.Settle) -> None:
         found = registry.settle(
             action.flight,
             self.now_ms(),
@@ -150,19 +158,24 @@ class Performer:
             is_client_gone=action.is_client_gone,
             attempts=action.attempts,
         )
-        await self._all(tuple(map(actions.Report, found)))
+        self._all_reported(found)
 
-    async def _leave(self, write: Write | None, action: actions.Leave) -> None:
+    def _leave(self, action: actions.Leave) -> None:
         self.flights.leave(action.flight)
 
+    # -- upkeep --------------------------------------------------------------------------------------------
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             for flight in self.flights.due(self.now_ms()):
-                try:
-                    await self.calls.renew(permit_pb2.RenewPermitRequest(permit_ids=flight.permit_ids))
-                except PolicyCallError as error:
-                    log.warning("permits were not renewed: %s", error.message)
+                for request in renewals(flight):
+                    await self._renewed(request)
+
+    async def _renewed(self, request: permit_pb2.RenewPermitRequest) -> None:
+        try:
+            await self.calls.renew(request)
+        except PolicyCallError as error:
+            log.warning("permits were not renewed: %s", error.message)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -171,14 +184,15 @@ class Performer:
         return task
 
 
-_PERFORMED: Mapping[type, Callable[[Performer, Write | None, Any], Awaitable[Any]]] = {
-    actions.Pass: Performer._send,
-    actions.Local: Performer._send,
+_WAITED_FOR: Mapping[type, Callable[[Performer, Any], Awaitable[Any]]] = {
     actions.Select: Performer._select,
-    actions.Report: Performer._report,
+    actions.Judge: Performer._judge,
     actions.Acquire: Performer._acquire,
-    actions.Release: Performer._release,
     actions.Sleep: Performer._sleep,
+}
+_AT_ONCE: Mapping[type, Callable[[Performer, Any], None]] = {
+    actions.Report: Performer._report,
+    actions.Release: Performer._release,
     actions.Register: Performer._register,
     actions.Hold: Performer._hold,
     actions.Begin: Performer._begin,
@@ -186,6 +200,14 @@ _PERFORMED: Mapping[type, Callable[[Performer, Write | None, Any], Awaitable[Any
     actions.Settle: Performer._settle,
     actions.Leave: Performer._leave,
 }
+
+
+def renewals(flight: Flight) -> Iterator[permit_pb2.RenewPermitRequest]:
+    """What keeps the permits of a request alive: those of its decision, probes included, and those of its attempt."""
+    if flight.permit_ids:
+        yield permit_pb2.RenewPermitRequest(decision_token=flight.token)
+    if flight.attempt_permits:
+        yield permit_pb2.RenewPermitRequest(permit_ids=flight.attempt_permits)
 
 
 def _call_failed(error: PolicyCallError) -> events.CallFailed:

@@ -14,6 +14,8 @@ from policy_service.generated.policy.v1 import policy_pb2
 
 RENEWALS = 3
 """A permit is renewed at a third of its life (contract, Permit.expires_at_unix_ms)."""
+SHORTEST_LIFE_MS = 30_000
+"""Life taken for a permit whose grant does not tell when it began."""
 
 
 class Registry:
@@ -38,23 +40,21 @@ class Registry:
         """The listener stage is over: no further attempt will look for it."""
         self._flights.pop(flight.id, None)
 
-    def hold(self, flight: Flight, answer: policy_pb2.SelectTargetResponse, now_ms: float) -> None:
-        """Renew the permits of a decision until its last report is in, or they are given back."""
-        permits = answer.dispatch.permits
-        life = min(permit.expires_at_unix_ms for permit in permits) - answer.decided_at_unix_ms
-        flight.renewal_ms = max(1_000, life / RENEWALS)
+    def hold(self, flight: Flight, now_ms: float) -> None:
+        """Renew the permits of a request until its last report is in, or they are given back."""
+        flight.renewal_ms = flight.renewal_ms or SHORTEST_LIFE_MS / RENEWALS
         flight.renews_at_ms = now_ms + flight.renewal_ms
-        self._held[answer.decision_token] = flight
+        self._held[flight.token] = flight
 
     def free(self, token: bytes) -> None:
         """The last report of a decision is in."""
         if self._held and (flight := self._held.pop(token, None)) is not None:
-            flight.permit_ids = ()
+            flight.permit_ids = flight.attempt_permits = ()
 
     def due(self, now_ms: float) -> Iterator[Flight]:
         """Requests whose permits have to be renewed now."""
         for token, flight in list(self._held.items()):
-            if not flight.permit_ids or flight.token != token:
+            if not (flight.permit_ids or flight.attempt_permits) or flight.token != token:
                 del self._held[token]
             elif flight.renews_at_ms <= now_ms:
                 flight.renews_at_ms = now_ms + flight.renewal_ms

@@ -75,6 +75,10 @@ class RemoteCalls:
         answer: policy_pb2.ReportOutcomeResponse = await self._call(self._stub.ReportOutcome, request)
         return answer
 
+    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
+        """A call takes waiting."""
+        return False
+
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:
         """AcquirePermit."""
         answer: permit_pb2.AcquirePermitResponse = await self._call(

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from policy_envoy import attempt, events, listener, wire
+from policy_envoy.actions import Local, Pass
 from policy_envoy.attempt_state import Attempt
 from policy_envoy.calls import PolicyCallError, PolicyCalls
 from policy_envoy.flight import Flight, from_carried
@@ -30,6 +31,7 @@ from policy_envoy.names import (
 from policy_envoy.options import DoorOptions
 from policy_envoy.performing import Counters, Performer
 from policy_envoy.phases import Table, UnexpectedEventError, step
+from policy_envoy.wire import write_reply
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class Door:
     async def _serve(self, context: Any, metadata: Mapping[str, str]) -> None:
         run = self._begin(metadata)
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while not run.state.is_over and (message := await context.read()) is not grpc.aio.EOF:
                 await self._take(run, context.write, self._event(run, message))
         finally:
             self._finish(run)
@@ -127,16 +129,18 @@ class Door:
             event, left = None, iter(wanted)
             try:
                 for action in left:
-                    event = await perform(write, action) or event
+                    if isinstance(action, Pass | Local):
+                        await write(write_reply(action))
+                    elif (waiting := perform(action)) is not None:
+                        event = await waiting
             except BaseException:  # Envoy is gone, which is no reason to keep a report back
-                self._performer.spawn(tuple(left))
+                self._performer.finish(left)
                 raise
 
     def _finish(self, run: Run) -> None:
-        """The stream is over; what there is to tell is told in the background, since this one may be cancelled."""
+        """The stream is over; there may still be something to tell."""
         run.state, wanted = step(run.table, run.state, events.Closed(self._now_ms()))
-        if wanted:
-            self._performer.spawn(wanted)
+        self._performer.finish(wanted)
 
     # -- events --------------------------------------------------------------------------------------------
     def _event(self, run: Run, message: Any) -> Any:

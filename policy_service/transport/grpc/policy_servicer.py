@@ -154,6 +154,10 @@ class PolicyServicer:
         request = report_request(message, self._reading)
         return report_answer(self._reports.report_now(request) or await self._reports.report(request))
 
+    def reported_now(self, message: policy_pb2.ReportOutcomeRequest) -> bool:
+        """ReportOutcome for one in this process that needs no answer. False: it takes a commit, and nothing is done."""
+        return self._reports.report_now(report_request(message, self._reading)) is not None
+
     async def select_targets(self, message: policy_pb2.SelectTargetsRequest) -> policy_pb2.SelectTargetsResponse:
         """SelectTargets: each item on its own; those that wait do so together."""
         self._check_batch(len(message.items))
