@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from itertools import permutations, product
+from typing import Any
 
 import pytest
 
@@ -259,7 +260,7 @@ def test_an_id_stands_plain_or_hashed(raw: object, key: str | None) -> None:
 
 
 HEADERS = ("x-codex-session-id", "x-session-id", "x-omniroute-session")
-BODIES: list[tuple[dict[str, object], str]] = [
+BODIES: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"session_id": "1"}}, "metadata:1"), ({"metadata": {"sessionId": "2"}}, "metadata:2"),
     ({"conversation_id": "3"}, "conversation:3"), ({"session_id": "4"}, "session:4"),
     ({"prompt_cache_key": "5"}, "prompt-cache:5"), ({"input": "6"}, f"input:sha256:{sha('6')}"),
@@ -273,7 +274,7 @@ def test_the_first_source_gives_the_key() -> None:
     for at, (body, key) in enumerate(BODIES):
         assert session_key(SessionSources({}, body)) == key
         for later, _ in BODIES[at + 1 :]:
-            metadata = {**later.get("metadata", {}), **body.get("metadata", {})}  # type: ignore[dict-item]
+            metadata = {**later.get("metadata", {}), **body.get("metadata", {})}
             merged = {**later, **body} | ({"metadata": metadata} if metadata else {})
             assert session_key(SessionSources({}, merged)) == key
     for at, name in enumerate(HEADERS):

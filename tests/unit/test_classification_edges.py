@@ -261,7 +261,8 @@ CARRIED = (
 @pytest.mark.parametrize("name", CARRIED)
 def test_every_claim_of_a_verdict_is_in_the_record(name: str) -> None:
     for value in (True, False):
-        made = resolve(Classification("r", Reason.UNKNOWN, **{name: value}), 0, policy())
+        claim: dict[str, Any] = {name: value}
+        made = resolve(Classification("r", Reason.UNKNOWN, **claim), 0, policy())
         assert [each for each in CARRIED if getattr(made, each)] == ([name] if value else [])
 
 

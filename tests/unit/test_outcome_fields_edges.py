@@ -15,7 +15,7 @@ from policy_service.domain.ids import AuthClass
 from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
 from policy_service.domain.outcome_parsing import BODY_LIMIT, RawOutcome, first_values, parse_outcome
 
-HANDED_ON: dict[str, object] = {
+HANDED_ON: dict[str, Any] = {
     "provider": "p",
     "connection": "c",
     "model": "m",
