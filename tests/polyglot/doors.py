@@ -24,6 +24,7 @@ GO_SOURCE = EXAMPLES / "go"
 NODE_SOURCE = EXAMPLES / "node"
 _USUAL_PLACE_OF_GO = "/usr/local/go/bin"
 _STARTS_WITHIN_S = 30.0
+_CLIENT_S = 20.0
 PATIENT_MS = 5_000
 """Deadline of calls to the service where a test is not about a service that is away: the machine may be busy."""
 
@@ -62,10 +63,10 @@ class Gateway:
     child: subprocess.Popen[bytes]
     log: Path
 
-    def send(self, timeout_s: float = 20.0, **headers: str) -> Send:
+    def send(self, **headers: str) -> Send:
         """A client of it; `headers` with underscores for hyphens."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return http_send(self.base_url, timeout_s=timeout_s, extra=named)
+        return http_send(self.base_url, timeout_s=_CLIENT_S, extra=named)
 
 
 @asynccontextmanager

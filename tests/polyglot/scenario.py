@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +144,7 @@ class ClientAnswer:
     body: bytes
 
 
-Send: TypeAlias = Callable[[str, bool], Awaitable[ClientAnswer]]
+Send: TypeAlias = Callable[[str, bool], Coroutine[Any, Any, ClientAnswer]]
 """(route, stream) -> answer, read to its end. An OpenAI chat completion whose `model` is the route."""
 
 Door: TypeAlias = Callable[[Stage], AbstractAsyncContextManager[Send]]

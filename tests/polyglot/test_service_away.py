@@ -134,4 +134,4 @@ async def _is_called(here: Beside) -> bool:
 async def _none_held(here: Beside) -> bool:
     async with stubs(here.replica.address) as (_, admin):
         gates = await admin.ListGates(admin_pb2.ListGatesRequest(), timeout=5)
-    return sum(gate.held for gate in gates.gates) == 0
+    return not any(gate.held for gate in gates.gates)

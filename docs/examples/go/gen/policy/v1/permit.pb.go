@@ -838,7 +838,8 @@ type PermitResult struct {
 	State PermitState `protobuf:"varint,2,opt,name=state,proto3,enum=policy.v1.PermitState" json:"state,omitempty"`
 	// New end. RenewPermit of a held permit only.
 	ExpiresAtUnixMs *int64 `protobuf:"varint,3,opt,name=expires_at_unix_ms,json=expiresAtUnixMs,proto3,oneof" json:"expires_at_unix_ms,omitempty"`
-	// `PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run. Empty: fine.
+	// `PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run.
+	// `RATE_LIMIT_EXECUTION_TIMEOUT` where the execution limit of a queue permit is spent. Empty: fine.
 	Code string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
 	// True: it had ended before; the call changed nothing.
 	AlreadyEnded  bool `protobuf:"varint,5,opt,name=already_ended,json=alreadyEnded,proto3" json:"already_ended,omitempty"`

@@ -410,7 +410,8 @@ export declare type PermitResult = Message<"policy.v1.PermitResult"> & {
   expiresAtUnixMs?: bigint | undefined;
 
   /**
-   * `PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run. Empty: fine.
+   * `PERMIT_EXPIRED` where a renewal came too late: the slot is gone although the call may still run.
+   * `RATE_LIMIT_EXECUTION_TIMEOUT` where the execution limit of a queue permit is spent. Empty: fine.
    *
    * @generated from field: string code = 4;
    */
