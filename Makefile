@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DIR ?= tests/vectors/data
 JOBS ?= 2
 
-.PHONY: run demo test unit lint fleet vectors bench fuzz mutation proto gateways stubs docs buf clean
+.PHONY: run demo test unit lint fleet envoy vectors bench fuzz mutation proto gateways stubs docs buf clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -42,6 +42,9 @@ lint: $(VENV)/.ready ## ruff, mypy --strict, import rules, generated files
 
 fleet: $(VENV)/.ready ## the long forms of the fleet and fault suites
 	POLICY_FLEET_LONG=1 $(BIN)/pytest tests/fleet tests/fault -s -m "long or not long" --timeout 1800
+
+envoy: $(VENV)/.ready ## the Envoy suite with its long forms
+	$(BIN)/pytest tests/envoy -m "long or not long" --timeout 600
 
 vectors: $(VENV)/.ready ## run every vector file below DIR
 	$(BIN)/python -m tests.vectors $(DIR)
