@@ -32,7 +32,7 @@ from policy_service.settings.catalogue_file import (
     load_catalogue,
     load_catalogue_file,
 )
-from policy_service.settings.problems import ConfigError
+from policy_service.settings.problems import ConfigError, Problem
 from policy_service.settings.reload import CatalogueWatch
 from policy_service.settings.server import ServerConfig
 from policy_service.storage import event_codec
@@ -325,7 +325,12 @@ class Service:
         """The ext_proc service, where it is wanted."""
         if not self.config.envoy.enabled:
             return ()
-        from policy_service.bootstrap.envoy_door import door_servicer
+        try:
+            from policy_service.bootstrap.envoy_door import door_servicer
+        except ModuleNotFoundError as error:
+            remedy = "pip install 'policy-service[envoy]'"
+            problem = Problem("envoy.enabled", f"the module {error.name} is missing", "true", remedy=remedy)
+            raise ConfigError([problem]) from error
 
         self._door = door_servicer(policy, further, self.config.envoy, lambda: self.replica.view.policy)
         return (self._door,)
