@@ -112,9 +112,9 @@ class Provider:
     naive_times_offset: str = ""
     """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""
     queue_wait_floor_ms: DurationMs = 0
+    """Least `queue.max_wait_ms` where the connection overrides none (spec/queue_admission.md section 1)."""
     start_slot_ms: DurationMs = 0
     """Static start slots (spec/queue_admission.md section 3, step 4): gap between starts of paced calls; 0: none."""
-    """Least `queue.max_wait_ms` where the connection overrides none (spec/queue_admission.md section 1)."""
     queue_scope: str = ""
     """What the request queue is kept by beside the connection: `quota_scope`, `model_family`, `model` or nothing."""
     usage_wall: bool = False
@@ -124,7 +124,7 @@ class Provider:
     restatement: tuple[RestatementRule, ...] = ()
     error_rules: tuple[ErrorRule, ...] = ()
     base_url: str = ""
-    """Where Envoy finds the API: what stands before the path that a client of this provider asks for; empty: unknown."""
+    """Where Envoy finds the API: what stands before the path that a client asks for; empty: unknown."""
     profile: Mapping[str, object] = field(default_factory=dict)
     """Overrides of profile numbers, by setting name without the auth class: `breaker.failure_threshold`,
     `connection.base_cooldown_ms`."""

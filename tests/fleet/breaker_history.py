@@ -1,7 +1,8 @@
 """Every committed version of every breaker row, kept by the database itself, and what must be true of them.
 
 A trigger notes each write. It fires while the guard row is locked, so the order of the notes is the order of the
-commits; their instants are those of the commits by the database's own record (`RECORDING`). The judgement uses nothing of the service's code.
+commits; their instants are those of the commits by the database's own record (`RECORDING`). The judgement uses
+nothing of the service's code.
 """
 
 from __future__ import annotations
