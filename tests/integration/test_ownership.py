@@ -61,7 +61,10 @@ async def fleet(directory: Path, url: str, count: int = 1, more: str = "") -> As
     """Stubs of `count` replicas with the catalogue."""
     path = directory / "catalogue.yaml"
     path.write_text(CATALOGUE + more)
-    settings = [config(directory / str(n), url, replica=f"r{n}", catalogue=str(path)) for n in range(count)]
+    patient = {"select_ms": 2_000}  # a busy machine does not make a pin local
+    settings = [
+        config(directory / str(n), url, replica=f"r{n}", catalogue=str(path), store=patient) for n in range(count)
+    ]
     if count == 1:
         async with serving(settings[0]) as (_, stub):
             yield [stub]

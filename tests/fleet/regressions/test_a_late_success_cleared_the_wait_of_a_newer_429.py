@@ -18,6 +18,7 @@ PROLONGED = ConnectionState(
     last_error="status 503",
     last_error_at=1_000,
     last_event_at=2_000,
+    failure_heard_at=2_000,
 )
 
 
@@ -29,6 +30,6 @@ def test_a_success_that_started_after_it_clears_the_connection() -> None:
     assert cooldown.success(PROLONGED, 2_000) == cooldown.clear(PROLONGED)
 
 
-def test_an_event_that_left_no_timer_holds_no_success_back() -> None:
-    without_timer = replace(PROLONGED, rate_limited_until=None, limited_since=None)
+def test_an_event_that_was_no_failure_holds_no_success_back() -> None:
+    without_timer = replace(PROLONGED, rate_limited_until=None, limited_since=None, failure_heard_at=None)
     assert cooldown.success(without_timer, 1_500) == cooldown.clear(without_timer)
