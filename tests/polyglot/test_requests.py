@@ -75,13 +75,15 @@ async def test_a_long_stream_keeps_its_permit_and_gives_it_back_at_its_end(
 async def test_permits_are_freed_when_the_decision_ends_in_failure(
     command: Sequence[str], tmp_path: Path, embedded_url: str
 ) -> None:
-    async with behaving("capped", "spare") as upstreams:
-        document = catalogue(upstreams, {"narrow": ["capped", "spare"]}, capped={"max_concurrent": 1})
+    """A capped account is no fallback: the second one takes a decision of its own, and the first decision has to end."""
+    async with behaving("first", "second") as upstreams:
+        cap = {"max_concurrent": 1}
+        document = catalogue(upstreams, {"narrow": ["first", "second"]}, first=cap, second=cap)
         async with world(command, tmp_path, embedded_url, upstreams, document) as here:
-            upstreams.script("capped", behaviour("overloaded"))
+            upstreams.script("first", behaviour("overloaded"))
             answer = await here.gateway.send()("narrow", False)
             await until(lambda: _none_held(here), AT_ONCE_S)
-    assert (answer.status, here.called()) == (200, ["capped", "spare"])
+    assert (answer.status, here.called()) == (200, ["first", "second"])
 
 
 # --- leases ---------------------------------------------------------------------------------------------------

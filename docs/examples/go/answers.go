@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -44,11 +45,13 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 // refused is an error of the service as the client sees it.
 func refused(request *http.Request, err error) *http.Response {
-	reason := reasonOf(err)
-	p := problem{http.StatusServiceUnavailable, strings.ToLower(reason), "service_unavailable", "no decision can be made now", time.Second}
-	if strings.HasPrefix(reason, "LEASE_") {
-		p = problem{leaseStatus[status.Code(err)], reason, "lease_error", status.Convert(err).Message(), 0}
-	} else if code := status.Code(err); code == codes.Unauthenticated || code == codes.PermissionDenied || code == codes.InvalidArgument {
+	reason, code := reasonOf(err), status.Code(err)
+	p := problem{http.StatusServiceUnavailable, cmp.Or(strings.ToLower(reason), "policy_unavailable"), "service_unavailable",
+		"no decision can be made now", time.Second}
+	switch {
+	case strings.HasPrefix(reason, "LEASE_"):
+		p = problem{leaseStatus[code], reason, "lease_error", status.Convert(err).Message(), 0}
+	case code == codes.Unauthenticated, code == codes.PermissionDenied, code == codes.InvalidArgument:
 		p = problem{http.StatusInternalServerError, "gateway_error", "server_error", "the gateway is not set up correctly", 0}
 	}
 	if p.status == 0 {

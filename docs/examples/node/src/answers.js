@@ -1,4 +1,4 @@
-/** Answers to clients: those of upstreams on their way through, and those of the gateway itself in the shape of OpenAI's errors. */
+/** Answers to clients: those of upstreams on their way through, and the gateway's own in the shape of OpenAI's errors. */
 import * as grpc from "@grpc/grpc-js";
 import { Readable } from "node:stream";
 import { reasonOf } from "./service.js";

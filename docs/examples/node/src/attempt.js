@@ -63,7 +63,11 @@ export class Attempt {
     return this.afterFailure(result);
   }
 
-  /** Sends the last report of the decision, which frees its permits, without keeping anybody waiting. @param {Result} result */
+  /**
+   * Sends the last report of the decision, which frees its permits, without keeping anybody waiting.
+   *
+   * @param {Result} result
+   */
   finish(result) {
     this.held.stop();
     this.deliver(reportOf(this, result, true));
@@ -95,14 +99,22 @@ export class Attempt {
     return { answer: result.forClient(verdict), action: action ?? this.localAction(result) };
   }
 
-  /** Stands in for the service where a report found nobody: on to the next target of the decision, if there is one. @param {Result} result */
+  /**
+   * Stands in for the service where a report found nobody: on to the next target of the decision, if there is
+   * one.
+   *
+   * @param {Result} result
+   */
   localAction(result) {
     const goOn = this.gateway.config.fail_mode === "open" && this.following && result.isWorthAnother;
     const kind = goOn ? ActionKind.FALL_BACK : ActionKind.RETURN_TO_CLIENT;
     return { kind, nextTarget: this.following, delayMs: 0n, setHeaders: [] };
   }
 
-  /** The last word before a call with a lease that no fresh decision covers: a session that has lost its connection meanwhile must not use it. */
+  /**
+   * The last word before a call with a lease that no fresh decision covers: a session that has lost its connection meanwhile
+   * must not use it.
+   */
   async checkFence() {
     const { lease, caller: callerKeySha256, signal } = this.journey;
     const isFresh = this.number === 0 && performance.now() - this.held.since < FRESH_MS;

@@ -71,7 +71,12 @@ export class Gateway {
   }
 }
 
-/** The body is kept for every attempt. @param {IncomingMessage} request @returns {Promise<Record<string, any> | undefined>} */
+/**
+ * The body is kept for every attempt.
+ *
+ * @param {IncomingMessage} request
+ * @returns {Promise<Record<string, any> | undefined>}
+ */
 async function readBody(request) {
   const chunks = [];
   let length = 0;
@@ -105,7 +110,12 @@ function leaseOf(headers) {
   return { lease: { owner, generation: BigInt(generation) } };
 }
 
-/** What a header of the policy and its alias say; more than one: different things. @param {IncomingHttpHeaders} headers @param {string} name */
+/**
+ * What a header of the policy and its alias say; more than one: different things.
+ *
+ * @param {IncomingHttpHeaders} headers
+ * @param {string} name
+ */
 function controlHeaders(headers, name) {
   const values = [headers[`x-policy-${name}`], headers[`x-omniroute-${name}`]];
   return new Set(values.filter(Boolean).map(String));

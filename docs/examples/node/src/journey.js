@@ -47,7 +47,11 @@ export class Journey {
     return Math.max(0, Math.round(this.deadline - performance.now()));
   }
 
-  /** Asks and does what the verdict says until there is an answer for the client. @returns {Promise<Answer>} */
+  /**
+   * Asks and does what the verdict says until there is an answer for the client.
+   *
+   * @returns {Promise<Answer>}
+   */
   async run() {
     for (;;) {
       let decision;
@@ -179,7 +183,11 @@ function isFinal(action) {
   return ![ActionKind.RETRY_SAME, ActionKind.FALL_BACK, ActionKind.WAIT_AND_SELECT].includes(action.kind);
 }
 
-/** The hash that the catalogue knows the client's key by; the key itself never leaves the gateway. @param {IncomingHttpHeaders} headers */
+/**
+ * The hash that the catalogue knows the client's key by; the key itself never leaves the gateway.
+ *
+ * @param {IncomingHttpHeaders} headers
+ */
 function callerOf(headers) {
   const [, key] = /^Bearer (.+)$/.exec(headers.authorization ?? "") ?? [];
   return key ? createHash("sha256").update(key).digest("hex") : "";

@@ -77,7 +77,11 @@ export class Service {
     return this.call(PolicyService.method.reportOutcome, request, this.config.report_timeout_ms, signal);
   }
 
-  /** @param {MessageInitShape<typeof PolicyService.method.checkFence.input>} request @param {AbortSignal} signal */
+  /**
+   * @param {MessageInitShape<typeof PolicyService.method.checkFence.input>} request
+   *
+   * @param {AbortSignal} signal
+   */
   checkFence(request, signal) {
     return this.call(PolicyService.method.checkFence, request, this.config.report_timeout_ms, signal);
   }

@@ -52,7 +52,12 @@ function isError(text) {
   }
 }
 
-/** A whole 2xx answer that is none: empty, without an event, a web page, or an error object. @param {Buffer} body @param {boolean} isStream */
+/**
+ * A whole 2xx answer that is none: empty, without an event, a web page, or an error object.
+ *
+ * @param {Buffer} body
+ * @param {boolean} isStream
+ */
 export function hidesFailure(body, isStream) {
   const text = body.toString().trim();
   return isStream ? !text.includes("data:") : text === "" || text.startsWith("<") || isError(text);

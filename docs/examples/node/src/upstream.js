@@ -129,7 +129,11 @@ export class Result {
     this.close();
   }
 
-  /** Hands a success to the client; `finish` is called once, when its body has ended in whatever way. @param {(ended: Result) => void} finish */
+  /**
+   * Hands a success to the client; `finish` is called once, when its body has ended in whatever way.
+   *
+   * @param {(ended: Result) => void} finish
+   */
   stream(finish) {
     return this.answer(Readable.from(this.watched(finish), { objectMode: false }));
   }
@@ -168,7 +172,11 @@ export class Result {
     }
   }
 
-  /** A failure as the client gets it: with the status that the service has put right, and its Retry-After. @param {Verdict | undefined} verdict */
+  /**
+   * A failure as the client gets it: with the status that the service has put right, and its Retry-After.
+   *
+   * @param {Verdict | undefined} verdict
+   */
   forClient(verdict) {
     if (this.localFault === LocalFaultKind.OWN_TIMEOUT) {
       return Answer.failure(504, "timeout", "server_error", "no answer in time");
