@@ -79,7 +79,7 @@ SEPARATE = [(Layout.SEPARATE, source, text) for source, text in product(Credenti
 def test_envoy_accepts_every_form(tmp_path: Path, layout: Layout, credentials: CredentialSource, text: str) -> None:
     for name in ("one", "two", "six", "capped", "leased", "main", "claude", "fast", "own"):
         (tmp_path / f"{name}.yaml").write_text("resources: []")
-    for fail_mode in FailMode:
+    for fail_mode in [*FailMode][layout is Layout.SHARED :]:  # a shared cluster cannot pass reserved connections over
         choices = Choices(
             layout=layout,
             credentials=credentials,
@@ -134,6 +134,8 @@ def default_order(route: dict[str, Any]) -> list[str]:
 def test_a_shared_cluster_takes_addresses_only_and_says_which_it_cannot() -> None:
     with pytest.raises(UpstreamError, match=r"connections\[main\]: api.openai.com is no IP address; only the separate"):
         made(NAMED, layout=Layout.SHARED)
+    with pytest.raises(UpstreamError, match=r"connections\[leased\]: capped or leased, so that fail mode open"):
+        made(ADDRESSED, layout=Layout.SHARED, fail_mode=FailMode.OPEN)
 
 
 def test_a_connection_that_is_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from policy_envoy.servicer import Door
 DRAIN_S = 10.0
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 67_108_864),  # request bodies come whole
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )

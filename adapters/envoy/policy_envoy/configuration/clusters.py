@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from policy_envoy.configuration.choices import Choices, CredentialSource, Layout
+from policy_envoy.configuration.choices import Choices, CredentialSource, FailMode, Layout
 from policy_envoy.configuration.filters import POLICY_CLUSTER, Data, typed, upstream_filters
 from policy_envoy.configuration.upstreams import Upstream, UpstreamError
 from policy_envoy.names import ENDPOINT_HEADER, LB_NAMESPACE
@@ -40,15 +40,25 @@ def _cluster(choices: Choices, upstream: Upstream) -> Data:
 
 def _shared(choices: Choices, upstreams: Iterable[Upstream]) -> list[Data]:
     found = list(upstreams)
-    named = [f"connections[{each.connection}]: {each.host} is no IP address" for each in found if not each.is_numeric]
-    pathed = [f"connections[{each.connection}]: a base path" for each in found if each.base_path]
-    given = ["credentials by connection"] if choices.credentials != CredentialSource.NONE else []
-    if problems := [*named, *pathed, *given]:
+    if problems := [*_unshareable(choices, found)]:
         raise UpstreamError(f"{problem}; only the separate layout can do that" for problem in problems)
     http = _http_options(False, upstream_filters(choices, None))
     cluster = _base(choices, SHARED_CLUSTER, "STATIC", [_endpoint(each) for each in found], http)
     matches = [_socket_match(choices, each) for each in found if each.tls]
     return [{**cluster, **_override_host(), **({"transport_socket_matches": matches} if matches else {})}]
+
+
+def _unshareable(choices: Choices, upstreams: Iterable[Upstream]) -> Iterator[str]:
+    """What a cluster that connections share cannot do for them."""
+    if choices.credentials != CredentialSource.NONE:
+        yield "credentials by connection"
+    for each in upstreams:
+        if not each.is_numeric:
+            yield f"connections[{each.connection}]: {each.host} is no IP address"
+        if each.base_path:
+            yield f"connections[{each.connection}]: a base path"
+        if each.is_reserved and choices.fail_mode == FailMode.OPEN:
+            yield f"connections[{each.connection}]: capped or leased, so that fail mode open has to pass it over"
 
 
 def _override_host() -> Data:
