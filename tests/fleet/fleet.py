@@ -188,15 +188,23 @@ def catalogue_file(place: Path, text: str, name: str = "catalogue.yaml") -> Path
     return path
 
 
-def settings_of_every_class(breaker: Mapping[str, int], connection: Mapping[str, int] | None = None) -> str:
+def settings_of_every_class(
+    breaker: Mapping[str, int],
+    connection: Mapping[str, int] | None = None,
+    more: Mapping[str, Mapping[str, object]] | None = None,
+) -> str:
     """Catalogue text that gives providers without an entry these numbers, whichever class they are taken for.
+
+    `more` are further blocks of settings.
 
     The provider cooldown is put out of reach: it would hide the breaker from the test.
     """
     both = {"breaker": breaker, "connection": connection or {}}
-    classes = {block: {name: dict(numbers) for name in ("default", "api_key")} for block, numbers in both.items()}
+    classes: dict[str, object] = {
+        block: {name: dict(numbers) for name in ("default", "api_key")} for block, numbers in both.items()
+    }
     classes["provider_cooldown"] = {"api_key": {"failure_threshold": 100_000}}
-    return f"settings: {json.dumps(classes)}\n"
+    return f"settings: {json.dumps(classes | dict(more or {}))}\n"
 
 
 # --- calls ------------------------------------------------------------------------------------------------
