@@ -75,7 +75,7 @@ async def test_a_long_stream_keeps_its_permit_and_gives_it_back_at_its_end(
 async def test_permits_are_freed_when_the_decision_ends_in_failure(
     command: Sequence[str], tmp_path: Path, embedded_url: str
 ) -> None:
-    """A capped account is no fallback: the second one takes a decision of its own, and the first decision has to end."""
+    """A capped account is no fallback: the second one takes a decision of its own, and the first has to end."""
     async with behaving("first", "second") as upstreams:
         cap = {"max_concurrent": 1}
         document = catalogue(upstreams, {"narrow": ["first", "second"]}, first=cap, second=cap)
