@@ -63,7 +63,6 @@ class Attempt:
     number: int
     target: Target
     offset_ms: int
-    is_last: bool
     result: HttpResult | None = None
 
 
@@ -112,8 +111,8 @@ class PolicyClient:
         await asyncio.gather(*self._behind)
 
     async def release(self, attempt: Attempt) -> None:
-        """Free the slots of a decision that ends before its last target was tried."""
-        if attempt.decision.dispatch.permits and not attempt.is_last:
+        """Free the slots of a decision whose last report did not: whether it goes on, only the answer says."""
+        if attempt.decision.dispatch.permits:
             message = permit_pb2.ReleasePermitRequest(decision_token=attempt.decision.decision_token)
             await self._stub.ReleasePermit(message, timeout=_CALL_LIMIT_S)
 
@@ -148,7 +147,7 @@ def _report_message(attempt: Attempt) -> policy_pb2.ReportOutcomeRequest:
         message.client_cancelled.SetInParent()
         message.final = True
         return message
-    message.final = attempt.is_last or attempt.result.is_success
+    message.final = attempt.result.is_success
     message.latency_ms = attempt.result.latency_ms
     _put_result(message, attempt.result)
     return message

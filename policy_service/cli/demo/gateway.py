@@ -64,7 +64,7 @@ class ServiceGateway:
         began, place, number = time.monotonic(), 0, 0
         while True:
             offset_ms = round((time.monotonic() - began) * 1000)
-            attempt = Attempt(decision, number, targets[place], offset_ms, place == len(targets) - 1)
+            attempt = Attempt(decision, number, targets[place], offset_ms)
             result = await self._call(journey, attempt)
             attempt = replace(attempt, result=result)
             if result.is_success:

@@ -63,6 +63,8 @@ async def _exchange(port: int) -> bytes:
 def _parse(raw: bytes) -> tuple[int, tuple[tuple[str, str], ...], bytes]:
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
+    if not first:
+        raise ConnectionResetError("closed without an answer")
     pairs = (line.partition(":") for line in lines)
     return int(first.split(" ")[1]), tuple((name.strip(), value.strip()) for name, _, value in pairs), body
 
