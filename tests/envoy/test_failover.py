@@ -158,3 +158,23 @@ async def test_a_service_with_keys_is_asked_with_the_key_of_envoy(
         async with world.post() as answer:
             assert answer.status == status
         assert len(world.upstreams["openai-one"].requests) == (status == 200)
+
+
+@pytest.mark.parametrize("size", [70_000, 1_100_000, 5_000_000])
+async def test_an_error_page_of_any_size_is_read_and_passed_over(tmp_path: Path, embedded_url: str, size: int) -> None:
+    page = says(503, "the start of a long page " + "x" * size)
+    async with gateway(tmp_path, embedded_url, {"openai-one": [page], "mistral-two": [GOOD]}) as world:
+        async with world.post() as answer:
+            assert answer.status == 200
+        assert await world.heard(2) == [("openai-one", 503, 0), ("mistral-two", 200, 1)]
+        assert world.reports[0].body.startswith(b"the start of a long page")
+        async with world.post(headers={"x-policy-route": "none"}) as answer:
+            assert answer.status == 404
+
+
+@pytest.mark.parametrize("size", [70_000, 1_100_000, 5_000_000])
+async def test_an_error_page_of_any_size_reaches_the_client_whole(tmp_path: Path, embedded_url: str, size: int) -> None:
+    page = says(503, "the start of a long page " + "x" * size)
+    async with gateway(tmp_path, embedded_url, {"openai-one": [page]}) as world, world.post() as answer:
+        assert answer.status == 503
+        assert len(await answer.read()) == size + 25

@@ -138,7 +138,7 @@ def _header(name: str, value: str) -> Any:
 _SEND = ProcessingMode.SEND
 _FIELDS: Mapping[Mode, Mapping[str, int]] = {
     Mode.REQUEST_BODY: {"request_body_mode": ProcessingMode.BUFFERED},
-    Mode.ERROR_BODY: {"response_body_mode": ProcessingMode.BUFFERED},
+    Mode.ERROR_BODY: {"response_body_mode": ProcessingMode.BUFFERED_PARTIAL},
     Mode.CHUNKS: {"response_body_mode": ProcessingMode.STREAMED},
     Mode.HELD: {"response_body_mode": ProcessingMode.FULL_DUPLEX_STREAMED, "response_trailer_mode": _SEND},
     Mode.END: {"response_trailer_mode": _SEND},

@@ -136,6 +136,7 @@ def _policy(choices: Choices) -> Data:
         "name": POLICY_CLUSTER,
         "type": kind,
         "connect_timeout": "0.5s",
+        "per_connection_buffer_limit_bytes": 4 * choices.body_limit_bytes,  # see docs/adr/0019
         "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _MANY)]},
         "load_assignment": {"cluster_name": POLICY_CLUSTER, "endpoints": [{"lb_endpoints": endpoints}]},
         "typed_extension_protocol_options": {_HTTP: http},
