@@ -1,14 +1,16 @@
 """Starts Envoy and a door of its own for `policy-service conformance`; Envoy takes the place of this process.
 
-    policy-service conformance --command "python -m tests.envoy.conformed"
+policy-service conformance --command "python -m tests.envoy.conformed"
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -28,6 +30,16 @@ def catalogue(upstreams: dict[str, dict[str, str]]) -> str:
     return yaml.safe_dump({"version": 1, "connections": connections, "routes": [route]})
 
 
+def until_it_listens(address: str) -> None:
+    """Envoy without its door would refuse."""
+    host, _, port = address.rpartition(":")
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Door first, then Envoy."""
     place, door = Path(sys.argv[1]), f"127.0.0.1:{free_port()}"
@@ -38,6 +50,7 @@ def main() -> None:
         more = [word for setting in settings for word in ("--set", setting)]
         own = {name: value for name, value in os.environ.items() if not name.startswith("POLICY_")}
         subprocess.Popen([*command, *more], stdout=log, stderr=log, env=own)
+    until_it_listens(door)
     choices = Choices(
         listen=os.environ["GATEWAY_LISTEN"],
         admin="",

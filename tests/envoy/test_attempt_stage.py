@@ -93,8 +93,9 @@ def test_a_second_try_of_the_same_target_is_an_attempt_of_its_own() -> None:
 def test_a_verdict_for_the_client_restates_and_retries_nothing() -> None:
     verdict = judged(RETURN, status=429)
     verdict.verdict.retry_after_ms = 2_500
-    (passed,) = step(TABLE, failed(flight_of("a")).state, events.Judged(verdict)).actions
+    passed, release = step(TABLE, failed(flight_of("a")).state, events.Judged(verdict)).actions
     assert isinstance(passed, actions.Pass)
+    assert release.request.decision_token == b"t1", "no report is the last one, so the decision is given back"
     assert dict(passed.set_headers) == {":status": "429", "retry-after": "3"}
 
 
@@ -141,7 +142,7 @@ def test_a_new_selection_follows_where_the_next_target_needs_a_grant() -> None:
     found = step(TABLE, failed(flight).state, events.Judged(judged(FALL_BACK)))
     release, select = found.actions
     assert isinstance(release, actions.Release)
-    assert list(release.request.permit_ids) == ["p1"]
+    assert release.request.decision_token == b"t1"
     assert isinstance(select, actions.Select)
     assert select.request.previous_decision_token == b"t1"
     assert [each.target.connection for each in select.request.earlier_attempts] == ["a"]
@@ -171,16 +172,26 @@ def test_an_attempt_that_ends_without_an_answer_is_left_to_the_listener_stage(ph
     assert left == actions.Unanswered(flight, flight.steps[0], 100.0)
 
 
+def test_a_second_try_of_a_leased_target_is_checked_and_takes_no_second_permit() -> None:
+    flight = flight_of("a")
+    flight.lease = policy_pb2.SelectTargetRequest().lease
+    assert of_kind(begun(flight), actions.Acquire) == []
+    flight.put_next(flight.steps[0], flight.steps[0].target)
+    (acquire,) = of_kind(begun(flight, 2), actions.Acquire)
+    assert (acquire.permit, acquire.fence.connection) == (None, "a")
+
+
 def test_path_and_headers_are_made_anew_for_every_attempt() -> None:
     flight = flight_of("a", "b")
-    flight.steps[0] = flight.steps[0]._replace(set_headers=(("x-lane", "slow"),))
+    flight.steps[0] = flight.steps[0]._replace(set_headers=(("x-lane", "slow"), ("x-own", "ours")))
+    flight.own_headers = {"x-own": "of-the-client"}
     (first,) = of_kind(begun(flight, base_path="/api"), actions.Pass)
-    assert dict(first.set_headers) == {":path": "/api/v1/chat/completions", "x-lane": "slow"}
+    assert dict(first.set_headers) == {":path": "/api/v1/chat/completions", "x-lane": "slow", "x-own": "ours"}
     headers = {":path": "/api/v1/chat/completions", "x-lane": "slow", "x-envoy-attempt-count": "2"}
     second = events.AttemptHeaders(headers, True, 1.0, flight, 2, "b", "")
     state = step(TABLE, Attempt(DoorOptions()), second).state
     (sent,) = of_kind(step(TABLE, state, events.Acquired()), actions.Pass)
-    assert dict(sent.set_headers) == {":path": "/v1/chat/completions"}
+    assert dict(sent.set_headers) == {":path": "/v1/chat/completions", "x-own": "of-the-client"}
     assert set(sent.remove_headers) == {"x-lane", "x-envoy-attempt-count", "x-ai-eg-fallback-chain"}
 
 

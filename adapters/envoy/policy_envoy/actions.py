@@ -75,7 +75,8 @@ class Judge(NamedTuple):
 class Acquire(NamedTuple):
     """Take what an attempt needs."""
 
-    permit: permit_pb2.AcquirePermitRequest
+    permit: permit_pb2.AcquirePermitRequest | None
+    """None: it has one."""
     fence: lease_pb2.CheckFenceRequest | None = None
 
 

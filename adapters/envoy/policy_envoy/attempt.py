@@ -54,21 +54,25 @@ def _begin(state: Attempt, event: AttemptHeaders) -> Next:
 
 def _needs(flight: Flight, step: Step, attempt: int) -> Acquire | None:
     """What has to be had before this attempt may go; a first attempt was given it with the decision."""
-    if not step.needs_grant:
-        return None
-    permit = permit_pb2.AcquirePermitRequest(
+    permit = _permit(flight, step) if step.needs_grant else None
+    fence = _fence(flight, step) if flight.lease is not None and attempt > 1 else None
+    return None if permit is None and fence is None else Acquire(permit, fence)
+
+
+def _permit(flight: Flight, step: Step) -> permit_pb2.AcquirePermitRequest:
+    return permit_pb2.AcquirePermitRequest(
         decision_token=step.token, target_key=step.target.key, wait_budget_ms=0, caller_id=flight.caller[0]
     )
-    if flight.lease is None:
-        return Acquire(permit)
-    fence = lease_pb2.CheckFenceRequest(
+
+
+def _fence(flight: Flight, step: Step) -> lease_pb2.CheckFenceRequest:
+    return lease_pb2.CheckFenceRequest(
         caller_id=flight.caller[0],
         caller_key_sha256=flight.caller[1],
         lease=flight.lease,
         connection=step.target.connection,
         decision_token=step.token,
     )
-    return Acquire(permit, fence)
 
 
 def _acquired(state: Attempt, event: Acquired) -> Next:
@@ -99,14 +103,21 @@ def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
     flight, step, request = state.flight, state.step, state.request
     path = request.base_path + flight.path if flight.path else ""
     changed = ((":path", path),) if path and path != request.headers.get(":path") else ()
-    return (*changed, *step.set_headers)
+    return (*changed, *_restored(flight, step), *step.set_headers)
+
+
+def _restored(flight: Flight, step: Step) -> tuple[tuple[str, str], ...]:
+    """What the client had said in headers that another target of this request was given."""
+    own = {name for name, _ in step.set_headers}
+    return tuple((name, value) for name, value in flight.own_headers.items() if name not in own)
 
 
 def _removed(state: Attempt) -> tuple[str, ...]:
     """Headers of another target of this request that an attempt before has set, and those of Envoy alone."""
     flight, step = state.flight, state.step
     foreign = {name for each in flight.steps for name, _ in each.set_headers}
-    return (*sorted(foreign - {name for name, _ in step.set_headers}), *_OURS) if foreign else _OURS
+    kept = {name for name, _ in step.set_headers}.union(flight.own_headers)
+    return (*sorted(foreign - kept), *_OURS) if foreign else _OURS
 
 
 _OURS = (FALLBACK_CHAIN_HEADER, ATTEMPT_COUNT_HEADER)

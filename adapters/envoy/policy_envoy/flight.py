@@ -41,6 +41,8 @@ class Flight:
     """As it goes upstream, without base path."""
     is_stream: bool = False
     """The client wants a streamed answer."""
+    own_headers: dict[str, str] = field(default_factory=dict)
+    """The client's own values of headers that a target of this request is given."""
     model: str = ""
     """Model of the request body, where it was read."""
     lease: lease_pb2.LeaseContext | None = None

@@ -82,7 +82,7 @@ def _select_anew(state: Attempt) -> Next:
     request.allow_wait = False
     request.ClearField("wait_budget_ms")
     request.earlier_attempts.extend(flight.attempts)
-    return Next(state._replace(phase=Phase.RESELECTING), (*_freed(state), Select(request)))
+    return Next(state._replace(phase=Phase.RESELECTING), (*_over(state), Select(request)))
 
 
 def _selected(state: Attempt, event: Selected) -> Next:
@@ -139,8 +139,6 @@ def let_through(state: Attempt, headers: tuple[tuple[str, str], ...]) -> tuple[A
 def _over(state: Attempt) -> tuple[Action, ...]:
     """No further report will come: whatever the decision still holds goes back."""
     flight = state.flight
-    if not flight.permit_ids:
-        return ()
     flight.permit_ids = ()
     return (Release(permit_pb2.ReleasePermitRequest(decision_token=flight.token)),)
 

@@ -122,6 +122,8 @@ def _dispatch(state: Listener, event: Selected) -> Next:
 
 def _put_context(flight: Flight, state: Listener) -> None:
     asked = state.asked
+    given = {name for name, _ in flight.steps[0].set_headers}
+    flight.own_headers = {name: state.client.headers[name] for name in given if name in state.client.headers}
     flight.caller = (asked.caller_id, asked.caller_key_sha256)
     if asked.HasField("lease"):
         flight.lease = asked.lease

@@ -90,6 +90,8 @@ class Performer:
                 fence = await self.calls.check_fence(action.fence)
                 if fence.status != lease_pb2.FENCE_STATUS_VALID:
                     return _fenced_off(fence.status)
+            if action.permit is None:
+                return events.Acquired()
             return _acquired(await self.calls.acquire(action.permit))
         except PolicyCallError as error:
             return _call_failed(error)

@@ -74,7 +74,7 @@ def stream_failure(
     flight: Flight, step: Step, status: int, headers: Mapping[str, str], error: str, times: tuple[float, float]
 ) -> policy_pb2.ReportOutcomeRequest:
     """An error event inside a 200 stream."""
-    report = failure(flight, step, status, headers.items(), error.encode(), times)
+    report = failure(flight, step, status, headers.items(), b"", times)
     report.details.stream_error = error.encode()[:_BODY_BYTES]
     report.streamed = True
     return report
