@@ -85,13 +85,13 @@ def test_the_last_attempt_is_known_by_what_ends_the_request() -> None:
     assert kinds(registry.unanswered(late, late.steps[0], 0.0, 2.0)) == [("client_cancelled", 0, True)]
 
 
-def test_permits_are_renewed_at_a_third_of_their_life_until_the_last_report() -> None:
+def test_permits_are_renewed_within_a_third_of_their_life_until_the_last_report() -> None:
     flight, flights = flight_of("a", permits=["p1"]), registry.Registry()
     flight.attempt_permits = ("p2",)
     flights.hold(flight, 0.0)
-    assert list(flights.due(9_999.0)) == []
-    assert list(flights.due(10_000.0)) == [flight]
-    assert list(flights.due(10_001.0)) == []
+    assert list(flights.due(7_499.0)) == []
+    assert list(flights.due(7_500.0)) == [flight]
+    assert list(flights.due(7_501.0)) == []
     first, second = renewals(flight)
     assert (first.decision_token, list(first.permit_ids)) == (b"t1", [])
     assert list(second.permit_ids) == ["p2"]

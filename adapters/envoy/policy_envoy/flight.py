@@ -14,6 +14,9 @@ from google.protobuf.message import DecodeError
 
 from policy_service.generated.policy.v1 import lease_pb2, policy_pb2, types_pb2
 
+RENEWALS = 4
+"""A permit is renewed at a third of its life at the latest (contract, Permit.expires_at_unix_ms), whatever the tick."""
+
 
 class Step(NamedTuple):
     """Where one attempt goes, and under which decision it is reported."""
@@ -80,11 +83,11 @@ class Flight:
     def adopt(self, answer: policy_pb2.SelectTargetResponse, at: int = 0) -> None:
         """Take over a decision: its targets are the attempts from number `at` on."""
         dispatch = answer.dispatch
-        head = tuple((header.name, header.value) for header in dispatch.set_headers)
+        head = tuple((header.name.lower(), header.value) for header in dispatch.set_headers)
         self.token = answer.decision_token
         self.permit_ids = tuple(permit.permit_id for permit in dispatch.permits)
         lives = [permit.expires_at_unix_ms - answer.decided_at_unix_ms for permit in dispatch.permits]
-        self.renewal_ms = max(1_000, min(lives) / 3) if lives else 0
+        self.renewal_ms = max(500, min(lives) / RENEWALS) if lives else 0
         first = Step(dispatch.target, answer.decision_token, 0, head)
         later = [
             Step(target, answer.decision_token, number, needs_grant=True)

@@ -90,6 +90,7 @@ def _selected(state: Attempt, event: Selected) -> Next:
     if event.answer.WhichOneof("verdict") != "dispatch":
         return _to_client(state, None)
     flight.adopt(event.answer, flight.steps.index(step) + 1)
+    flight.answered_ms = event.now_ms
     retried = _retry(state)
     held = (Hold(flight),) if flight.permit_ids else ()
     return Next(retried.state, (*held, *retried.actions))

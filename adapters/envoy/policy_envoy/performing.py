@@ -20,7 +20,7 @@ from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-RENEW_EVERY_S = 1.0
+RENEW_EVERY_S = 0.2
 
 
 @dataclass(slots=True)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from policy_envoy import reports
-from policy_envoy.flight import Flight, Step
+from policy_envoy.flight import RENEWALS, Flight, Step
 from policy_service.generated.policy.v1 import policy_pb2
 
-RENEWALS = 3
-"""A permit is renewed at a third of its life (contract, Permit.expires_at_unix_ms)."""
 SHORTEST_LIFE_MS = 30_000
 """Life taken for a permit whose grant does not tell when it began."""
 
