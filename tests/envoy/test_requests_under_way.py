@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.any_pb2 import Any as Packed
 from google.rpc import error_details_pb2, status_pb2
 from policy_envoy import actions, registry
+from policy_envoy._generated.envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from policy_envoy.calls import PolicyCallError
 from policy_envoy.flight import from_carried
 from policy_envoy.options import DoorOptions
