@@ -257,12 +257,14 @@ class AsyncPolicyClient(ClientBase):
         """Send the reports that were kept while the service was away; those that fail again are kept."""
         while self.kept_reports:
             taken, batch = self._core.due()
+            again = taken
             try:
                 again = refused_for_now(taken, await self.call(connection.REPORTS, batch))
-            except PolicyClientError:
-                again = taken
-            if again:
+            except PolicyClientError as error:
+                log.info("not done: %s", error)
+            finally:  # also where the flush itself is cancelled
                 self._core.backlog.put_back(again)
+            if again:
                 return
 
     async def settle(self) -> None:

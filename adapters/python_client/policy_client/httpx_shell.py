@@ -277,8 +277,10 @@ class BlockingStream(Ending):
         self._tell(passing.reader.ended(passing.status))
 
     def close(self) -> None:
-        self._passing.response.close()
-        self._tell(self._passing.reader.left(self._passing.status))
+        try:
+            self._passing.response.close()
+        finally:
+            self._tell(self._passing.reader.left(self._passing.status))
 
     def _tell(self, outcome: Outcome) -> None:
         if self._first():
@@ -306,8 +308,10 @@ class AsyncStream(Ending):
         await self._tell(passing.reader.ended(passing.status))
 
     async def aclose(self) -> None:
-        await self._passing.response.aclose()
-        await self._tell(self._passing.reader.left(self._passing.status))
+        try:
+            await self._passing.response.aclose()
+        finally:
+            await self._tell(self._passing.reader.left(self._passing.status))
 
     async def _tell(self, outcome: Outcome) -> None:
         if self._first():

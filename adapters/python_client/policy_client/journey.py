@@ -49,6 +49,8 @@ class Journey(Generic[T]):
     next_headers: tuple[tuple[str, str], ...] = ()
     held_tokens: tuple[bytes, ...] = ()
     """Decisions whose grants were kept alive."""
+    unheard: tuple[Behind, ...] = ()
+    """Report of a failure whose verdict is awaited: told behind where whoever asked leaves meanwhile."""
 
     # -- events ----------------------------------------------------------------------------------------
     def advance(self, event: steps.Event[T], now: int) -> Turn[T]:
@@ -116,10 +118,9 @@ class Journey(Generic[T]):
         return replace(self, under=under, is_calling=False)._failed(under, decision, now)
 
     def _reported(self, event: steps.Reported, now: int) -> Turn[T]:
-        under, _ = self._pair
         verdict, action = event.response.verdict, event.response.action
-        journey = self._noted(under, verdict)
-        turn: Turn[T] = _ACTIONS.get(action.kind, Journey._fall_back)(journey, action, verdict, now)
+        move = _ACTIONS.get(action.kind, Journey._fall_back)
+        turn: Turn[T] = move(self._noted(self._pair[0], verdict), action, verdict, now)
         return turn
 
     def _report_lost(self, event: steps.ReportLost, now: int) -> Turn[T]:
@@ -137,7 +138,7 @@ class Journey(Generic[T]):
             under, decision = self._ended(None, outcomes.cancelled(), now)
             return Turn(self, gone, (self._behind(under, decision),))
         if self.decision is not None:
-            return Turn(self, gone, self._release())
+            return Turn(self, gone, (*self.unheard, *self._release()))
         return Turn(self, gone, (messages.CancelPermitRequest(request_id=self.request_id),))
 
     # -- selecting and waiting -------------------------------------------------------------------------
@@ -166,9 +167,8 @@ class Journey(Generic[T]):
 
     def _anew(self, now: int) -> Turn[T]:
         """Another decision for the same request; what this one holds is freed."""
-        freed = self._release()
         turn = replace(self, decision=None, selections=self.selections + 1)._select(now)
-        return turn._replace(behind=(*freed, *turn.behind))
+        return turn._replace(behind=(*self._release(), *turn.behind))
 
     def _wait(self, response: messages.SelectTargetResponse, now: int) -> Turn[T]:
         wait = response.wait
@@ -272,8 +272,9 @@ class Journey(Generic[T]):
             return turn._replace(behind=(self._behind(under, decision), *turn.behind))
         # The last target's report ends the decision, except where a retry of it would still need the slot.
         final = under.place == len(decision.targets) - 1 and not decision.holds_slots
-        journey = replace(self, under=replace(under, is_final=final))
-        return Turn(journey, steps.Report(self._report(under, decision, final=final)))
+        report = self._report(under, decision, final=final)
+        journey = replace(self, under=replace(under, is_final=final), unheard=(BehindReport(report, None),))
+        return Turn(journey, steps.Report(report))
 
     def _not_dispatched(self, error: BaseException, now: int) -> Turn[T]:
         """A fence that does not hold is local: it counts against nobody (spec/leases.md section 8)."""
@@ -283,7 +284,7 @@ class Journey(Generic[T]):
 
     def _noted(self, under: Under, verdict: messages.Verdict | None) -> Journey[T]:
         earlier = earlier_attempt(under.attempt.target, under.outcome, verdict)
-        return replace(self, earlier=(*self.earlier, earlier), failed=(*self.failed, earlier))
+        return replace(self, earlier=(*self.earlier, earlier), failed=(*self.failed, earlier), unheard=())
 
     # -- what to do after a failure ----------------------------------------------------------------------
     def _return(self, action: messages.Action, verdict: messages.Verdict, now: int) -> Turn[T]:
@@ -307,9 +308,8 @@ class Journey(Generic[T]):
     def _wait_and_select(self, action: messages.Action, verdict: messages.Verdict, now: int) -> Turn[T]:
         if not self._affords(action.delay_ms, now):
             return self._end(verdict)
-        freed = self._release()
         journey = replace(self, decision=None, earlier=(), selections=self.selections + 1)
-        return journey._sleep(action.delay_ms)._replace(behind=freed)
+        return journey._sleep(action.delay_ms)._replace(behind=self._release())
 
     def _next(self, place: int, number: int, pause_ms: int, verdict: messages.Verdict | None, now: int) -> Turn[T]:
         if pause_ms <= 0:

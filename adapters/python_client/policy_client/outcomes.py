@@ -153,6 +153,11 @@ _BY_NAME: dict[str, NetworkErrorKind.ValueType] = {
     "ClientConnectorError": CONNECT_REFUSED,
     "ClientOSError": CONNECTION_RESET,
     "ClientResponseError": PROTOCOL_ERROR,
+    # a body that is not in the encoding that its head names
+    "DecodingError": PROTOCOL_ERROR,
+    "ContentDecodingError": PROTOCOL_ERROR,
+    "DecodeError": PROTOCOL_ERROR,
+    "ChunkedEncodingError": STREAM_EARLY_EOF,
     # standard library, http.client included
     "BadStatusLine": PROTOCOL_ERROR,
     "IncompleteRead": STREAM_EARLY_EOF,
@@ -183,13 +188,18 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:TEXT_CHARS]
 
 
+def sound(text: str) -> str:
+    """The text as UTF-8 can carry it: half a surrogate pair, which JSON and header readers let through, becomes `?`."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def put(outcome: Outcome, report: messages.ReportOutcomeRequest) -> None:
     """Write an outcome into a report."""
     if outcome.details is not None:
         report.details.CopyFrom(outcome.details)
     _put_end(outcome, report)
     pairs = outcome.headers[:HEADER_COUNT]
-    report.headers.extend(messages.Header(name=name, value=value) for name, value in pairs if name)
+    report.headers.extend(messages.Header(name=sound(name), value=sound(value)) for name, value in pairs if name)
     report.body = outcome.body[:BODY_BYTES]
     report.streamed = outcome.is_streamed
     report.bytes_streamed = outcome.bytes_streamed
@@ -207,11 +217,11 @@ def _put_end(outcome: Outcome, report: messages.ReportOutcomeRequest) -> None:
         report.origin = messages.ORIGIN_CLIENT
     elif outcome.fault is not None:
         report.local_fault.kind = outcome.fault
-        report.local_fault.text = outcome.text[:256]
+        report.local_fault.text = sound(outcome.text[:256])
         report.origin = messages.ORIGIN_GATEWAY
     elif outcome.network_error is not None:
         report.network_error = outcome.network_error
-        report.network_error_text = outcome.text[:TEXT_CHARS]
+        report.network_error_text = sound(outcome.text[:TEXT_CHARS])
         report.origin = messages.ORIGIN_TRANSPORT
     else:
         report.http_status = outcome.status or 0

@@ -55,7 +55,7 @@ class Sent:
         """The body, where it is a JSON object; else empty."""
         try:
             found = json.loads(self.body) if self.body[:1] == b"{" else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -63,7 +63,7 @@ class Sent:
     def model(self) -> str:
         """Model that the SDK asks for; empty: none."""
         model = self.json.get("model")
-        return model if isinstance(model, str) else ""
+        return outcomes.sound(model) if isinstance(model, str) else ""
 
 
 Asking: TypeAlias = messages.SelectTargetRequest | Callable[[Sent], messages.SelectTargetRequest]
@@ -126,7 +126,8 @@ class Door:
     def _body(self, sent: Sent, model: str) -> bytes:
         if not self.rewrites_model or not model or sent.model in ("", model):
             return sent.body
-        return json.dumps({**sent.json, "model": model}, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps({**sent.json, "model": model}, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")  # half of a surrogate pair stays the escape that it was
 
 
 def _stays_here(name: str, replaced: frozenset[str]) -> bool:
@@ -162,7 +163,7 @@ def _is_error_inside(headers: tuple[tuple[str, str], ...], body: bytes) -> bool:
         return False
     try:
         return carries_error(json.loads(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return bool(body)
 
 
