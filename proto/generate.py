@@ -1,10 +1,11 @@
-"""Writes the Python stubs of the service and of its client from the contract, or checks that they are up to date.
+"""Writes the Python stubs of the service, its client and its Envoy door, or checks that they are up to date.
 
     python proto/generate.py            write
     python proto/generate.py --check    exit 1 and name the files that differ
 
-Only policy/v1 and policy/internal/v1 are generated; google/rpc comes from googleapis-common-protos. protoc writes
-imports that assume the contract's package to be top level; they are rewritten to the package of each destination.
+Only policy/v1, policy/internal/v1 and the part of Envoy's API below adapters/envoy/proto are generated; google/rpc
+comes from googleapis-common-protos. protoc writes imports that assume the first package to be top level; they are
+rewritten to the package of each destination.
 """
 
 from __future__ import annotations
@@ -21,39 +22,47 @@ from grpc_tools import protoc  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parent
 SUFFIXES = {".py", ".pyi"}
 
-_FROM = re.compile(r"^(\s*)from policy\.", re.MULTILINE)
-_IMPORT = re.compile(r"^(\s*)import policy\.", re.MULTILINE)
+_FROM = re.compile(r"^(\s*)from (policy|envoy)\.", re.MULTILINE)
+_IMPORT = re.compile(r"^(\s*)import (policy|envoy)\.", re.MULTILINE)
 
 
 class Destination(NamedTuple):
-    """A package that carries stubs: its directory below the repository, its name, the contract files it is made of."""
+    """A package that carries stubs: its directory below the repository, its name, the files it is made of."""
 
     directory: str
     package: str
     files: str
+    root: Path = ROOT
+    """What the imports of those files are relative to."""
 
     @property
     def path(self) -> Path:
         return ROOT.parent / self.directory
 
     def sources(self) -> list[str]:
-        """Contract files, relative to proto/."""
-        return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(self.files))
+        """The files, relative to their root."""
+        return sorted(str(path.relative_to(self.root)) for path in self.root.glob(self.files))
 
 
 DESTINATIONS = (
     Destination("policy_service/generated", "policy_service.generated", "policy/**/*.proto"),
     Destination("adapters/python_client/policy_client/_generated", "policy_client._generated", "policy/v1/*.proto"),
+    Destination(
+        "adapters/envoy/policy_envoy/_generated",
+        "policy_envoy._generated",
+        "envoy/**/*.proto",
+        ROOT.parent / "adapters" / "envoy" / "proto",
+    ),
 )
 
 
-def generate(sources: list[str], target: Path) -> None:
+def generate(root: Path, sources: list[str], target: Path) -> None:
     """Run protoc with the Python, gRPC and stub plugins into `target`."""
     # The plugins of this very interpreter, not whatever PATH finds.
     scripts = Path(sys.executable).parent
     arguments = [
         "protoc",
-        f"-I{ROOT}",
+        f"-I{root}",
         f"-I{resources.files('grpc_tools') / '_proto'}",
         f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
         f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
@@ -69,13 +78,13 @@ def generate(sources: list[str], target: Path) -> None:
 
 def rewritten(text: str, package: str) -> str:
     """`from policy.v1 import x` becomes `from policy_service.generated.policy.v1 import x`."""
-    return _IMPORT.sub(rf"\1import {package}.policy.", _FROM.sub(rf"\1from {package}.policy.", text))
+    return _IMPORT.sub(rf"\1import {package}.\2.", _FROM.sub(rf"\1from {package}.\2.", text))
 
 
 def tree(destination: Destination) -> dict[str, str]:
     """Path below the destination -> text, packages' __init__ files included."""
     with tempfile.TemporaryDirectory() as name:
-        generate(destination.sources(), Path(name))
+        generate(destination.root, destination.sources(), Path(name))
         written = [path for path in Path(name).rglob("*") if path.suffix in SUFFIXES and not _is_noise(path)]
         found = {str(path.relative_to(name)): rewritten(path.read_text(), destination.package) for path in written}
     return {**found, **dict.fromkeys(_package_files(found), "")}

@@ -23,6 +23,7 @@ from policy_service.application.entropy import SystemEntropy
 from policy_service.application.follow import FollowSettings
 from policy_service.application.ports import CatalogueRevision, SchemaMismatchError
 from policy_service.application.replica import OwnershipStores, Replica, ReplicaSettings
+from policy_service.bootstrap.envoy_door import door_servicer
 from policy_service.bootstrap.operations import admin_use_cases, ownership_methods
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import Policy
@@ -32,7 +33,7 @@ from policy_service.settings.catalogue_file import (
     load_catalogue,
     load_catalogue_file,
 )
-from policy_service.settings.problems import ConfigError, Problem
+from policy_service.settings.problems import ConfigError
 from policy_service.settings.reload import CatalogueWatch
 from policy_service.settings.server import ServerConfig
 from policy_service.storage import event_codec
@@ -325,13 +326,6 @@ class Service:
         """The ext_proc service, where it is wanted."""
         if not self.config.envoy.enabled:
             return ()
-        try:
-            from policy_service.bootstrap.envoy_door import door_servicer
-        except ModuleNotFoundError as error:
-            remedy = "pip install 'policy-service[envoy]'"
-            problem = Problem("envoy.enabled", f"the module {error.name} is missing", "true", remedy=remedy)
-            raise ConfigError([problem]) from error
-
         self._door = door_servicer(policy, further, self.config.envoy, lambda: self.replica.view.policy)
         return (self._door,)
 

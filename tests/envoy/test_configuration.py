@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,11 @@ import yaml
 from aiohttp import web
 from policy_envoy.configuration import Choices, CredentialSource, FailMode, Layout, UpstreamError, bootstrap
 
-from policy_service.bootstrap import Service
 from policy_service.cli.main import main
 from policy_service.domain.catalogue import Catalogue
 from policy_service.settings.catalogue_file import load_catalogue
-from policy_service.settings.problems import ConfigError
 from tests.envoy.upstreams import says
 from tests.envoy.world import ENVOY, gateway
-from tests.integration.serving import config
 from tests.integration.test_grpc_security import authority
 
 ADDRESSED = """
@@ -187,12 +183,3 @@ async def test_tls_host_name_base_path_and_credential_reach_the_upstream(
     assert seen[0].path == "/api/v1/chat/completions"
     assert seen[0].host.startswith("localhost")
     assert seen[0].headers["authorization"] == "Bearer sk-of-the-account"
-
-
-async def test_a_service_without_the_messages_of_envoy_says_what_to_install(
-    tmp_path: Path, embedded_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "policy_service.bootstrap.envoy_door", None)
-    service = Service(config(tmp_path, embedded_url, envoy={"enabled": True}))
-    with pytest.raises(ConfigError, match=r"policy-service\[envoy\]"):
-        await service.start()

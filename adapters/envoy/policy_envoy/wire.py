@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from envoy.config.core.v3 import base_pb2
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-
+from policy_envoy._generated.envoy.config.core.v3 import base_pb2
+from policy_envoy._generated.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from policy_envoy._generated.envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from policy_envoy.actions import Local, Mode, Pass
 from policy_envoy.flight import Flight
 from policy_envoy.names import CHAIN_NAMESPACE, DECISION_NAMESPACE, ENDPOINT_HEADER, LB_NAMESPACE
@@ -136,7 +135,7 @@ def _header(name: str, value: str) -> Any:
 
 
 _SEND = ProcessingMode.SEND
-_FIELDS: Mapping[Mode, Mapping[str, int]] = {
+_FIELDS: Mapping[Mode, Mapping[str, Any]] = {
     Mode.REQUEST_BODY: {"request_body_mode": ProcessingMode.BUFFERED},
     Mode.ERROR_BODY: {"response_body_mode": ProcessingMode.BUFFERED_PARTIAL},
     Mode.CHUNKS: {"response_body_mode": ProcessingMode.STREAMED},
@@ -156,7 +155,7 @@ def _mode(modes: tuple[Mode, ...]) -> ProcessingMode:
 def _order(connections: tuple[str, ...], addresses: tuple[str, ...]) -> bytes:
     """The order of the upstreams for the cluster specifier, and for override_host."""
     message = ext_proc.ProcessingResponse()
-    groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in connections]
+    groups: Any = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in connections]
     message.dynamic_metadata.update({CHAIN_NAMESPACE: {"priority_groups": groups}})
     if addresses:
         message.dynamic_metadata.update({LB_NAMESPACE: {ENDPOINT_HEADER: ",".join(addresses)}})
@@ -179,7 +178,7 @@ _CARRIED = "request"
 def _local(reply: Local) -> bytes:
     message = ext_proc.ProcessingResponse()
     answer = message.immediate_response
-    answer.status.code = reply.status
+    answer.status.code = reply.status  # type: ignore[assignment]  # any number, also one without a name
     answer.body = reply.body
     answer.details = reply.details
     answer.headers.set_headers.extend(_header(name, value) for name, value in reply.headers)

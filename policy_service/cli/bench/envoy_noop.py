@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 import uvloop
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from policy_envoy._generated.envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from policy_envoy._generated.envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
