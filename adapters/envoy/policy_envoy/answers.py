@@ -33,7 +33,8 @@ def hold(state: Attempt, event: ResponseHeaders) -> Next:
 def _headless(state: Attempt, event: ResponseHeaders) -> Next:
     if event.status >= 400:
         return judge(state, b"", event.now_ms)
-    return done(state, Pass("response_headers", explained(state)), Report(_success(state, event.now_ms)))
+    passed = Pass("response_headers", explained(state))
+    return done(state, passed, Report(_success(state, event.now_ms)), *given_back(state))
 
 
 def begin_stream(state: Attempt) -> Next:
@@ -48,7 +49,10 @@ def _watch(state: Attempt) -> StreamWatch:
 
 
 def _is_event_stream(state: Attempt) -> bool:
-    return state.head.status < 400 and "text/event-stream" in state.head.headers.get("content-type", "")
+    """Of events that can be read: compressed ones, which nobody asked for, say nothing until they are whole."""
+    headers = state.head.headers
+    is_plain = headers.get("content-encoding", "identity") == "identity"
+    return state.head.status < 400 and is_plain and "text/event-stream" in headers.get("content-type", "")
 
 
 def _held_chunk(state: Attempt, event: ResponseBody) -> Next:
@@ -94,8 +98,17 @@ def _release(state: Attempt, event: ResponseBody) -> Next:
 
 def _held_trailers(state: Attempt, event: ResponseTrailers) -> Next:
     released = _release(state, ResponseBody(b"", False, event.now_ms))
-    ended = _with_trailers(released.state, event)
+    ended = _with_trailers(released.state, event) if state.head.status < 400 else _failed_at_trailers(state, event)
     return Next(ended.state, (*released.actions, *ended.actions))
+
+
+def _failed_at_trailers(state: Attempt, event: ResponseTrailers) -> Next:
+    """An error status whose end is its trailers: heard, and passed on, since its head can no longer be restated."""
+    flight, step, head = state.flight, state.step, state.head
+    times = (state.started_ms, event.now_ms)
+    report = reports.failure(flight, step, head.status, head.headers.items(), state.held, times)
+    report.final = True
+    return done(state, Pass("response_trailers"), Report(report), *given_back(state))
 
 
 def _flowing_chunk(state: Attempt, event: ResponseBody) -> Next:
@@ -169,6 +182,8 @@ def _closed_flowing(state: Attempt, event: Closed) -> Next:
 
 
 def _with_trailers(state: Attempt, event: ResponseTrailers) -> Next:
+    if _is_event_stream(state):
+        state.watch.feed(b"", True, event.now_ms)  # its last event may lack the blank line
     ended = _finish(state, event.now_ms, ())
     return Next(ended.state, (Pass("response_trailers"), *ended.actions))
 

@@ -113,7 +113,8 @@ def with_model(body: bytes, model: str) -> bytes:
         return body
     if not isinstance(data, dict) or data.get("model") == model:
         return body
-    return json.dumps({**data, "model": model}, ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps({**data, "model": model}, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")  # half of a surrogate pair stays the escape that it was
 
 
 def select_request(request: ClientRequest, body: BodyFacts, options: DoorOptions) -> policy_pb2.SelectTargetRequest:
@@ -207,4 +208,5 @@ def _at(data: object, path: Iterable[str]) -> object:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """As UTF-8 can carry it: half a surrogate pair, which JSON lets through, becomes `?`."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""

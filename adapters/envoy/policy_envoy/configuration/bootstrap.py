@@ -26,17 +26,26 @@ def bootstrap(catalogue: Catalogue, choices: Choices) -> Data:
     return {
         "node": {"id": "policy-gateway", "cluster": "policy-gateway"},
         **admin,
+        "layered_runtime": {"layers": [{"name": "policy", "static_layer": _RUNTIME}]},
         "static_resources": {"listeners": [listener], "clusters": clusters(choices, found)},
     }
 
 
+_RUNTIME = {"envoy.reloadable_features.grpc_side_stream_flow_control": False}
+"""Back pressure of a slow door crashes Envoy 1.40 where the stage is an upstream filter (docs/adr/0019)."""
+_ANSWER_BUFFER = 4
+"""So does that of a client that reads slowly: answers wait in a buffer of so many times the largest body instead."""
+
+
 def _listener(choices: Choices, virtual_host: Data) -> Data:
+    buffer_bytes = min(_ANSWER_BUFFER * choices.body_limit_bytes, 2**31 - 1)
     manager = typed(
         "envoy.filters.network.http_connection_manager",
         "filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix="client",
         codec_type="AUTO",
         use_remote_address=True,
+        http2_protocol_options={"initial_stream_window_size": buffer_bytes},
         stream_idle_timeout="600s",
         route_config={"name": "policy", "virtual_hosts": [virtual_host]},
         http_filters=listener_filters(choices),
@@ -44,7 +53,7 @@ def _listener(choices: Choices, virtual_host: Data) -> Data:
     return {
         "name": "clients",
         "address": address_of(choices.listen),
-        "per_connection_buffer_limit_bytes": choices.body_limit_bytes,
+        "per_connection_buffer_limit_bytes": buffer_bytes,
         "filter_chains": [{"filters": [manager]}],
     }
 

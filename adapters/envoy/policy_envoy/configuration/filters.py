@@ -74,7 +74,7 @@ def upstream_filters(choices: Choices, upstream: Upstream | None) -> list[Data]:
     return [
         _ext_proc(choices, UPSTREAM_STAGE, _ANSWER_MS + _PAUSE_MS, {k: v for k, v in initial.items() if v}),
         _header_mutation(
-            request=[*map(_by_prefix, CONTROL_PREFIXES), *({"remove": name} for name in _NEVER_SENT)],
+            request=[*map(_by_prefix, CONTROL_PREFIXES), *({"remove": name} for name in _NEVER_SENT), _PLAIN],
             response=[{"remove": name} for name in (RETRY_HEADER, DECISION_HEADER)],
         ),
         *credential,
@@ -83,6 +83,15 @@ def upstream_filters(choices: Choices, upstream: Upstream | None) -> list[Data]:
 
 
 _NEVER_SENT = (*sorted(CONTROL_HEADERS), *GATEWAY_HEADERS)
+
+
+_PLAIN: Data = {
+    "append": {
+        "header": {"key": "accept-encoding", "value": "identity"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+}
+"""The door reads error bodies and streams on their way, which compressed ones would not let it."""
 
 
 def _by_prefix(prefix: str) -> Data:

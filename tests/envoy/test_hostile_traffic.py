@@ -1,0 +1,138 @@
+"""Clients and upstreams that send what nobody expects: nothing of it ends Envoy, hides an answer or keeps a slot."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from policy_envoy import actions, events
+from policy_envoy.attempt import TABLE
+from policy_envoy.attempt_state import Attempt, Phase
+from policy_envoy.client_request import read_body, read_request, select_request, with_model
+from policy_envoy.options import DoorOptions
+
+from tests.envoy.decisions import flight_of
+from tests.envoy.test_attempt_stage import begun, head, of_kind, step
+from tests.envoy.upstreams import Answer, says
+from tests.envoy.world import gateway
+
+WANTED = {"accept": "text/event-stream"}
+SSE = {"content-type": "text/event-stream"}
+EVENT = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % (b"x" * 900)
+QUOTA = b'{"error": {"message": "You have exceeded your current quota", "code": "insufficient_quota"}}'
+
+
+def whole(status: int, body: bytes, **headers: str) -> Answer:
+    """An answer of bytes."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(status=status, body=body, headers=named)
+
+    return answer
+
+
+async def compressed_if_wanted(request: web.Request) -> web.StreamResponse:
+    """A misstated 403, compressed for whoever accepts that."""
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return web.Response(status=403, body=QUOTA, content_type="application/json")
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    return web.Response(status=403, body=gzip.compress(QUOTA), headers=headers)
+
+
+# --- real Envoy -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("headers", [WANTED, {}], ids=["held", "followed"])
+async def test_a_client_that_reads_slowly_does_not_end_envoy(
+    tmp_path: Path, embedded_url: str, headers: dict[str, str]
+) -> None:
+    body = EVENT * 25_000
+    scripts = {"openai-one": [whole(200, body, content_type="text/event-stream")]}
+    async with gateway(tmp_path, embedded_url, scripts, body_limit_bytes=8_388_608) as world:
+        async with world.post(headers=headers) as answer:
+            await asyncio.sleep(1.0)
+            assert len(await answer.read()) == len(body)
+        assert await world.heard(1) == [("openai-one", 200, 0)]
+
+
+async def test_an_error_page_beyond_every_buffer_does_not_end_envoy(tmp_path: Path, embedded_url: str) -> None:
+    scripts = {"openai-one": [whole(503, b"x" * 20_000_000)], "mistral-two": [says(200)]}
+    async with gateway(tmp_path, embedded_url, scripts) as world, world.post() as answer:
+        assert answer.status == 200
+
+
+async def test_the_reason_of_an_error_is_read_although_the_client_accepts_compressed_answers(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    scripts: dict[str, list[Answer]] = {"openai-one": [compressed_if_wanted], "mistral-two": [says(200)]}
+    async with gateway(tmp_path, embedded_url, scripts) as world:
+        async with world.post(headers={"accept-encoding": "gzip, deflate"}) as answer:
+            assert answer.status == 200
+        await world.heard(2)
+        assert world.answers[0].verdict.failure_kind_text == "quota"
+
+
+async def test_half_a_surrogate_pair_passes_the_door(tmp_path: Path, embedded_url: str) -> None:
+    door = {"reads_body": True, "writes_model": True}
+    body = b'{"model":"chat","session_id":"\\udfff","messages":[{"content":"cut off: \\ud83d"}]}'
+    async with gateway(tmp_path, embedded_url, {"openai-one": [says(200)]}, door=door) as world:
+        async with world.client.post(world.url + "/v1/chat/completions", data=body) as answer:
+            assert answer.status == 200
+        (sent,) = world.upstreams["openai-one"].bodies
+        assert json.loads(sent)["messages"] == json.loads(body)["messages"]
+
+
+# --- the stages -------------------------------------------------------------------------------------------------
+def test_a_model_that_utf8_cannot_carry_is_asked_for_all_the_same() -> None:
+    options = DoorOptions(reads_body=True)
+    request = read_request({":path": "/v1/chat/completions"}, options)
+    assert select_request(request, read_body(b'{"model":"gpt-\\ud800"}'), options).route == "gpt-?"
+
+
+def test_a_rewritten_body_keeps_the_escape_of_half_a_surrogate_pair() -> None:
+    assert with_model(b'{"model":"a","m":"\\ud83d"}', "b") == b'{"model":"b","m":"\\ud83d"}'
+
+
+def held(headers: dict[str, str], status: int = 200) -> Attempt:
+    """A second attempt of a stream, with a permit of its own, after the head of its answer."""
+    flight = flight_of("a", "b")
+    flight.is_stream = True
+    state = step(TABLE, begun(flight, 2, "b").state, events.Acquired(("p",))).state
+    found: Attempt = step(TABLE, state, head(status, headers)).state
+    return found
+
+
+def test_a_held_answer_without_a_body_gives_the_permit_of_its_attempt_back() -> None:
+    flight = flight_of("a", "b")
+    flight.is_stream = True
+    state = step(TABLE, begun(flight, 2, "b").state, events.Acquired(("p",))).state
+    found = step(TABLE, state, head(204, has_body=False))
+    (release,) = of_kind(found, actions.Release)
+    assert release.request.permit_ids == ["p"]
+    assert flight.attempt_permits == ()
+
+
+def test_a_compressed_stream_is_not_held_back_until_its_end() -> None:
+    found = step(TABLE, held({**SSE, "content-encoding": "gzip"}), events.ResponseBody(b"\x1f\x8b", False, 160.0))
+    assert [each.kind for each in of_kind(found, actions.Pass)] == ["response_headers", "response_body"]
+    assert found.state.phase is Phase.FLOWING
+
+
+def test_an_error_status_that_ends_with_trailers_is_heard_as_an_error() -> None:
+    state = step(TABLE, held({}, 503), events.ResponseBody(b"boom", False, 160.0)).state
+    found = step(TABLE, state, events.ResponseTrailers(170.0))
+    (told,) = of_kind(found, actions.Report)
+    assert (told.request.http_status, told.request.body, told.request.final) == (503, b"boom", True)
+    assert len(of_kind(found, actions.Pass)) == 3
+    assert len(of_kind(found, actions.Release)) == 1
+
+
+def test_an_error_event_without_its_blank_line_is_heard_where_trailers_follow() -> None:
+    output = events.ResponseBody(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', False, 160.0)
+    state = step(TABLE, held(SSE), output).state
+    state = step(TABLE, state, events.ResponseBody(b'data: {"error":{"message":"busy"}}', False, 165.0)).state
+    (told,) = of_kind(step(TABLE, state, events.ResponseTrailers(170.0)), actions.Report)
+    assert told.request.details.stream_error
