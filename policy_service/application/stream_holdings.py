@@ -196,7 +196,8 @@ class StreamHoldings:
         committed = await self._store.run(unit, timeout_ms=OPERATION_MS)
         self._view.apply_committed(committed.rows)
         self.counters.verdicts += committed.value
-        holding.token = token._replace(probes=tuple(ref for ref in token.probes if ref not in probes))
+        left = holding.token  # a renewal may have come in between: what it dropped stays dropped
+        holding.token = left._replace(probes=tuple(ref for ref in left.probes if ref not in probes))
 
     async def _look_after(self, holding: Holding) -> None:
         if holding.is_over:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from policy_service.application import watch_stream
 from policy_service.application.errors import InvalidRequestError, OverloadedError
+from policy_service.application.events import ProbeRef
 from policy_service.application.messages import DecisionToken, TokenTarget
 from policy_service.application.messages.token import PinRef
 from policy_service.application.permit_work import PermitChange
 from policy_service.application.replica import Replica
 from policy_service.application.stream_holdings import PermitNews, StreamOpening
 from policy_service.application.watch_stream import TOO_SLOW, Told, WatchedCall, watchdog_settings
+from policy_service.domain.breaker import breaker_name
 from policy_service.domain.catalogue import Catalogue, Connection
 from policy_service.domain.policy import Policy
 from policy_service.domain.watchdog import WatchdogSettings
@@ -173,6 +176,24 @@ async def test_news_of_a_renewal_under_way_are_not_told_of_a_stream_that_was_clo
 
     assert world.replica.watch.holdings.counters.renewals == 1
     assert world.told == []
+
+
+async def test_the_verdict_of_a_first_byte_brings_no_permit_back_that_was_lost_meanwhile(world: World) -> None:
+    holdings, served = world.replica.watch.holdings, target("capped")
+    probe = ProbeRef("p", breaker_name("openai", "capped"), 0, 0)
+    token = (await world.token("capped"))._replace(probes=(probe,))
+    holding = holdings.begin(StreamOpening(token, served=served), lambda news: None)
+    run = holdings._store.run
+
+    async def lapsing(*arguments: Any, **options: Any) -> Any:
+        holding.token = holding.token._replace(permits=())
+        return await run(*arguments, **options)
+
+    holdings._store.run = lapsing  # type: ignore[method-assign]
+    holdings.first_byte(holding)
+    await holdings.settled()
+    assert token.permits
+    assert (holding.token.permits, holding.token.probes) == ((), ())
 
 
 async def test_events_of_a_chunk_are_judged_one_after_the_other(world: World) -> None:
