@@ -35,7 +35,7 @@ def fed(text: bytes, at: list[int], limit: int) -> list[StreamEvent]:
     return found + splitter.finish()
 
 
-@settings(max_examples=EXAMPLES * 5, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(streams, cuts, st.sampled_from([LIMIT, 2_000]))
 @example(b"data: 0123456789012345678901\n\r\ndata: 1\n\n", list(range(60)), LIMIT)
 def test_any_cut_gives_the_same_events(text: bytes, at: list[int], limit: int) -> None:
@@ -54,7 +54,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=EXAMPLES * 5, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.one_of(json_values.map(json.dumps), st.text()), st.text(max_size=20), st.sampled_from([*StreamFormat, "x"]))
 def test_no_event_raises_and_a_protected_one_has_no_bytes(data: str, name: str, format: str) -> None:
     for is_cut in (False, True):
