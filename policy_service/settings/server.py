@@ -43,6 +43,13 @@ def _comma_list(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _replica_name(value: str) -> str:
+    """It stands in rows of the database, in logs and as a directory of the spool."""
+    if value in (".", "..") or not value.isprintable():
+        raise ValueError("not a name; write printable characters, such as the host's name")
+    return value
+
+
 def _database_url(value: SecretStr | None) -> SecretStr | None:
     text = value.get_secret_value().strip() if value else ""
     if not text:
@@ -267,7 +274,7 @@ class ServerConfig(Section):
     )
     catalogue_poll_ms: int = _ms(1_000, 100, 3_600_000, "How often the catalogue file is looked at for a change.")
     workers: int = number(1, 1, 64, "Processes that share the port.")
-    replica: str = Field(
+    replica: Annotated[str, AfterValidator(_replica_name)] = Field(
         default="", description="Name of this replica in facts and health; empty: the host's name.", max_length=128
     )
     drain_ms: int = _ms(10_000, 0, 600_000, "Longest time that running calls are given after SIGTERM.")

@@ -50,6 +50,16 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert loaded.sources["store.report_ms"] == f"file {file}:3"
 
 
+@pytest.mark.parametrize("name", [".", "..", "nul\0", "two\nlines", "\x1b[31m"])
+def test_a_replica_name_that_is_no_row_no_line_and_no_directory_is_refused(name: str) -> None:
+    assert "not a name" in problems_of(environment={"POLICY_REPLICA": name})["replica"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é😀", "pod/1", "%s{}"])
+def test_a_replica_may_have_any_printable_name(name: str) -> None:
+    assert load(environment={"POLICY_REPLICA": name}).config.replica == name
+
+
 def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "workers: 2\n")
 
