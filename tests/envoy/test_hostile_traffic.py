@@ -136,3 +136,10 @@ def test_an_error_event_without_its_blank_line_is_heard_where_trailers_follow() 
     state = step(TABLE, state, events.ResponseBody(b'data: {"error":{"message":"busy"}}', False, 165.0)).state
     (told,) = of_kind(step(TABLE, state, events.ResponseTrailers(170.0)), actions.Report)
     assert told.request.details.stream_error
+
+
+def test_a_slow_stream_that_ends_with_trailers_before_it_is_cut_off_is_no_fault_of_the_configuration() -> None:
+    state = held(SSE)._replace(phase=Phase.ENDING)
+    found = step(TABLE, state, events.ResponseTrailers(170.0))
+    assert found.actions == (actions.Pass("response_trailers"),)
+    assert found.state.phase is Phase.DONE

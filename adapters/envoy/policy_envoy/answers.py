@@ -150,6 +150,11 @@ def _cut(state: Attempt, event: ResponseBody) -> Next:
     return done(state, _CUT_OFF)
 
 
+def _ended_by_itself(state: Attempt, event: ResponseTrailers) -> Next:
+    """The event is out, and nothing is left to cut off."""
+    return done(state, Pass("response_trailers"))
+
+
 def _finish(state: Attempt, now_ms: float, through: tuple[Pass, ...]) -> Next:
     flight, step, head, watch = state.flight, state.step, state.head, state.watch
     if error := watch.progress.error:
@@ -200,5 +205,6 @@ STREAM_TABLE: Table = {
     (Phase.FLOWING, ResponseTrailers): _with_trailers,
     (Phase.FLOWING, Closed): _closed_flowing,
     (Phase.ENDING, ResponseBody): _cut,
+    (Phase.ENDING, ResponseTrailers): _ended_by_itself,
     (Phase.ENDING, Closed): _closed_ending,
 }
