@@ -24,9 +24,13 @@ from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, type
 def main() -> None:
     """Run one command of the line."""
     arguments = _parser().parse_args()
-    with grpc.insecure_channel(os.environ.get("POLICY_LISTEN_TCP", "127.0.0.1:50051")) as channel:
-        for line in arguments.run(policy_pb2_grpc.PolicyServiceStub(channel), arguments):
-            print(line)
+    address = os.environ.get("POLICY_LISTEN_TCP", "127.0.0.1:50051")
+    try:
+        with grpc.insecure_channel(address) as channel:
+            for line in arguments.run(policy_pb2_grpc.PolicyServiceStub(channel), arguments):
+                print(line)
+    except grpc.RpcError as error:
+        raise SystemExit(f"{address}: {error.code().name}: {error.details()}") from None
 
 
 def select(stub: Any, given: argparse.Namespace) -> Iterator[str]:
@@ -150,7 +154,10 @@ def _word(enum: Any, number: int) -> str:
 def _end(outcome: str) -> dict[str, Any]:
     if outcome.isdigit():
         return {"http_status": int(outcome)}
-    return {"network_error": policy_pb2.NetworkErrorKind.Value(f"NETWORK_ERROR_KIND_{outcome.upper()}")}
+    known = {_word(policy_pb2.NetworkErrorKind, kind): kind for kind in policy_pb2.NetworkErrorKind.values() if kind}
+    if outcome.lower() not in known:
+        raise SystemExit(f"{outcome!r} is neither an HTTP status nor one of {', '.join(known)}")
+    return {"network_error": known[outcome.lower()]}
 
 
 def _parser() -> argparse.ArgumentParser:

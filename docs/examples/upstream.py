@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -49,9 +49,16 @@ def events(name: str) -> str:
     return "".join(f"data: {json.dumps(word)}\n\n" for word in words) + "data: [DONE]\n\n"
 
 
+def account(text: str) -> tuple[str, int, int]:
+    """`host:port=status` as its parts."""
+    address, _, status = text.partition("=")
+    host, _, port = address.rpartition(":")
+    return host, int(port), int(status)
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        address, _, code = argument.partition("=")
-        host, _, port = address.rpartition(":")
-        server = ThreadingHTTPServer((host, int(port)), handler(f"port {port}", int(code)))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("accounts", nargs="+", type=account, metavar="HOST:PORT=STATUS")
+    for host, port, status in parser.parse_args().accounts:
+        server = ThreadingHTTPServer((host, port), handler(f"port {port}", status))
         Thread(target=server.serve_forever).start()

@@ -11,9 +11,11 @@ from policy_envoy.server import serve
 from policy_envoy.servicer import Door
 
 from policy_service.bootstrap.envoy_door import door_options, fixed_watchdog
+from policy_service.cli.envoy_config import checked_address
 from policy_service.cli.output import note
 from policy_service.settings.load import LoadedConfig
 from policy_service.telemetry import logs
+from policy_service.transport.grpc.tls import ListenError
 
 
 class Place(NamedTuple):
@@ -27,6 +29,8 @@ class Place(NamedTuple):
 
 def run(loaded: LoadedConfig, place: Place) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
+    if not place.door.startswith("unix:"):
+        checked_address("door", place.door)
     config = loaded.config
     logs.configure(config.log.level, config.log.format)
     return uvloop.run(_run(loaded, place))
@@ -38,5 +42,8 @@ async def _run(loaded: LoadedConfig, place: Place) -> int:
     async with channel(place.policy, root_certificates=authority) as opened:
         options = door_options(loaded.config.envoy, fixed_watchdog(loaded.environment))
         door = Door(RemoteCalls(opened, key), options)
-        await serve(door, place.door, lambda address: note(f"Envoy may ask {address}; decisions by {place.policy}"))
+        try:
+            await serve(door, place.door, lambda address: note(f"Envoy may ask {address}; decisions by {place.policy}"))
+        except RuntimeError as error:
+            raise ListenError(f"cannot listen on {place.door}", "give --door a free address") from error
     return 0

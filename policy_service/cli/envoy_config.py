@@ -47,7 +47,10 @@ def run(catalogue: Path, out: Path, wishes: Wishes) -> int:
     if str(out) == "-":
         say(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError([Problem("--out", f"cannot be written: {error.strerror}", str(out))]) from None
         note(f"{out}: {len(loaded.catalogue.connections)} connections, {len(loaded.catalogue.routes)} routes")
     return exit_codes.OK
 
@@ -70,9 +73,9 @@ def choices(wishes: Wishes) -> Choices:
 
 def _choices(wishes: Wishes, source: str, directory: str) -> Choices:
     return Choices(
-        listen=_address("listen", wishes.listen),
-        admin=_address("admin", wishes.admin) if wishes.admin else "",
-        policy=wishes.policy if wishes.policy.startswith("unix:") else _address("policy", wishes.policy),
+        listen=checked_address("listen", wishes.listen),
+        admin=checked_address("admin", wishes.admin) if wishes.admin else "",
+        policy=wishes.policy if wishes.policy.startswith("unix:") else checked_address("policy", wishes.policy),
         policy_key=wishes.policy_key,
         fail_mode=_one_of(FailMode, "fail-mode", wishes.fail_mode),
         layout=_one_of(Layout, "layout", wishes.layout),
@@ -89,7 +92,12 @@ def _one_of(kind: type[T], name: str, given: str) -> T:
         raise ConfigError([Problem(f"--{name}", "unknown value", given, ", ".join(kind))]) from None
 
 
-def _address(name: str, given: str) -> str:
+def checked_address(name: str, given: str) -> str:
+    """The address given for an option.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         split_address(given)
     except ValueError as error:

@@ -183,3 +183,15 @@ async def test_tls_host_name_base_path_and_credential_reach_the_upstream(
     assert seen[0].path == "/api/v1/chat/completions"
     assert seen[0].host.startswith("localhost")
     assert seen[0].headers["authorization"] == "Bearer sk-of-the-account"
+
+
+def test_what_cannot_be_written_or_listened_on_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue = tmp_path / "empty.yaml"
+    catalogue.write_text("version: 1\n")
+    assert main(["envoy-config", "--catalogue", str(catalogue), "--out", str(tmp_path / "nowhere" / "x.yaml")]) == 2
+    assert main(["envoy", "--door", "50061"]) == 2
+    assert main(["envoy", "--door", "192.0.2.1:1"]) == 1
+    told = capsys.readouterr().err
+    assert "--out: cannot be written" in told
+    assert "--door: not an address" in told
+    assert "cannot listen on 192.0.2.1:1" in told

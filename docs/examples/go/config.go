@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,7 +62,9 @@ func LoadConfig(path string) (*Config, error) {
 		FirstByteTimeoutMs: 30_000,
 		IdleTimeoutMs:      30_000,
 	}
-	if err := json.Unmarshal(text, config); err != nil {
+	reader := json.NewDecoder(bytes.NewReader(text))
+	reader.DisallowUnknownFields() // a misspelt fail_mode would quietly be the default
+	if err := reader.Decode(config); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return config, config.complete()

@@ -37,6 +37,15 @@ const POLICY_DEFAULTS = {
 };
 
 /**
+ * @param {object} given
+ * @param {object} known
+ * @returns {string[]} names that no one would read
+ */
+function strange(given, known) {
+  return Object.keys(given).filter((name) => name !== "policy" && !(name in known));
+}
+
+/**
  * Reads the file. $NAME in `policy.key` and in headers is replaced by the environment variable.
  *
  * @param {string} path
@@ -44,6 +53,10 @@ const POLICY_DEFAULTS = {
  */
 export function loadConfig(path) {
   const given = JSON.parse(readFileSync(path, "utf8"));
+  const unknown = [...strange(given, DEFAULTS), ...strange(given.policy ?? {}, POLICY_DEFAULTS)];
+  if (unknown.length > 0) {
+    throw new Error(`unknown: ${unknown.join(", ")}`); // a misspelt fail_mode would quietly be the default
+  }
   /** @type {Config} */
   const config = { ...DEFAULTS, ...given, policy: { ...POLICY_DEFAULTS, ...given.policy } };
   if (!["open", "closed"].includes(config.fail_mode)) {
