@@ -18,7 +18,7 @@ from policy_service.settings.catalogue_file import builtin_catalogue
 from policy_service.settings.server import EnvoyConfig
 from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.errors import CODES
-from policy_service.transport.grpc.gate import Gate, Unary, internal_error
+from policy_service.transport.grpc.gate import Gate, Unary, unforeseen
 from policy_service.transport.grpc.policy_servicer import PolicyServicer
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ async def _answered(method: str, call: Awaitable[T]) -> T:
     except PolicyError as error:
         raise call_error(error) from error
     except Exception as error:
-        raise call_error(internal_error(method)) from error
+        raise call_error(unforeseen(method, error)) from error
 
 
 def call_error(error: PolicyError) -> PolicyCallError:

@@ -54,6 +54,8 @@ PATIENT = ("--set", "store.select_ms=5000", "--set", "store.report_ms=5000")
 AS_SHIPPED = ()
 """Many selections run out of their 20 ms here, while their permit is under way: they must be refused, not doubled."""
 BUDGETS = {"patient": PATIENT, "as_shipped": AS_SHIPPED}
+LEAST_EDGES = {"patient": EDGES, "as_shipped": form(30, 1_000)}
+"""With the shipped budgets a busy machine refuses most selections in time, and few edges come about."""
 
 
 def wall_ms() -> float:
@@ -176,7 +178,7 @@ def judge(name: str, race: Race, history: dict[str, list[Version]], answered: di
     figure(f"half_open.{name}.permits_no_row_knows", len(unknown))
     figure(f"half_open.{name}.local_permits", len(race.local))
     figure(f"half_open.{name}.calls_without_permit_later_than_250_ms", len(late))
-    assert seen >= EDGES
+    assert seen >= LEAST_EDGES[name]
     assert over == 0
     assert overwritten == []
     assert unknown == []

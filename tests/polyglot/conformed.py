@@ -15,7 +15,8 @@ from pathlib import Path
 
 def configuration() -> dict[str, object]:
     """The gateway's configuration for the stage of the kit."""
-    upstreams = json.loads(Path(os.environ["UPSTREAMS_FILE"]).read_text())["upstreams"]
+    given = json.loads(Path(os.environ["UPSTREAMS_FILE"]).read_text())["upstreams"]
+    upstreams = {name: {part: value for part, value in each.items() if part != "key"} for name, each in given.items()}
     return {
         "listen": os.environ["GATEWAY_LISTEN"],
         "policy": {"address": os.environ["POLICY_TARGET"], "select_timeout_ms": 2_000, "report_timeout_ms": 5_000},

@@ -25,7 +25,9 @@ from policy_service.application.errors import (
     InvalidRequestError,
     OverloadedError,
     PolicyError,
+    StoreLostError,
 )
+from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.trace_context import PROPAGATED, TRACE_HEADERS
 from policy_service.domain.ids import DurationMs
 from policy_service.transport.grpc.auth import KeyRing, Metadata, Scope
@@ -122,8 +124,8 @@ class Gate:
                 await abort(context, error)
             except asyncio.CancelledError:
                 await self._cancelled(method, context)
-            except Exception:
-                await abort(context, internal_error(method))
+            except Exception as error:
+                await abort(context, unforeseen(method, error))
 
         return handle
 
@@ -149,8 +151,8 @@ class Gate:
                 await abort(context, error)
             except asyncio.CancelledError:
                 await self._ended(task, context)
-            except Exception:
-                await abort(context, internal_error(method))
+            except Exception as error:
+                await abort(context, unforeseen(method, error))
 
         return handle
 
@@ -269,6 +271,13 @@ def _oversize(size: int, limit: int) -> OverloadedError:
 def _garbage(error: DecodeError) -> InvalidRequestError:
     problem = "invalid UTF-8 in a text field" if "UTF-8" in str(error) else "not a message of this contract"
     return InvalidRequestError((FieldProblem("", problem, "send bytes in the bytes fields only"),))
+
+
+def unforeseen(method: str, error: Exception) -> PolicyError:
+    """What a caller is told of an error that no use case told: that the store is away, else that it is ours."""
+    if isinstance(error, StoreUnavailableError):
+        return StoreLostError("this call needs the store, which does not answer")
+    return internal_error(method)
 
 
 def internal_error(method: str) -> InternalError:

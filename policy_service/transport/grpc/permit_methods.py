@@ -95,7 +95,7 @@ class PermitMethods:
         problems.between("ttl_ms", ttl_ms, *TTL_MS)
         ids, token = self._permit_ids(message, problems)
         changes = await _stored(self._permits.renew(ids, ttl_ms))
-        changes += await _rest(self._renew_rest, token, ttl_ms)
+        changes += await _stored(_rest(self._renew_rest, token, ttl_ms))
         return permit_pb2.RenewPermitResponse(results=map(permit_result, changes))
 
     async def release(self, message: permit_pb2.ReleasePermitRequest) -> permit_pb2.ReleasePermitResponse:
@@ -105,7 +105,7 @@ class PermitMethods:
         if headers:
             await _stored(self._permits.learn_from(ids, headers, self._policy()))
         changes = await _stored(self._permits.release(ids))
-        changes += await _rest(self._release_rest, token, None)
+        changes += await _stored(_rest(self._release_rest, token, None))
         return permit_pb2.ReleasePermitResponse(results=map(permit_result, changes))
 
     async def cancel(self, message: permit_pb2.CancelPermitRequest) -> permit_pb2.CancelPermitResponse:

@@ -48,7 +48,7 @@ export class Service {
       "grpc.keepalive_time_ms": 30_000,
       "grpc.keepalive_permit_without_calls": 1,
       "grpc.initial_reconnect_backoff_ms": 50,
-      "grpc.max_reconnect_backoff_ms": 1_000,
+      "grpc.max_reconnect_backoff_ms": 250, // a replica that is back must be known before the next one goes
     });
     this.metadata = new grpc.Metadata();
     if (config.key) this.metadata.set("authorization", `Bearer ${config.key}`);
