@@ -1,5 +1,6 @@
 /** The gateway's connection to the policy service, and what its errors mean. */
 import { readFileSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
 import * as grpc from "@grpc/grpc-js";
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import { anyUnpack } from "@bufbuild/protobuf/wkt";
@@ -32,6 +33,7 @@ const SERVICE_CONFIG = {
 
 /** How long the service is not asked again once it was found to be away. */
 const REST_AFTER_LOSS_MS = 1_000;
+const SECOND_TRY_MS = 250;
 
 /** Nobody answers; everything else that goes wrong is an answer of the service. */
 export class AwayError extends Error {}
@@ -107,8 +109,9 @@ export class Service {
    * @returns {Promise<MessageShape<M["output"]>>}
    */
   async call(method, request, timeoutMs, signal) {
+    const until = Date.now() + timeoutMs;
     try {
-      const answer = await this.unary(method, request, timeoutMs, signal);
+      const answer = await this.twice(method, request, until, signal);
       this.awayUntil = 0;
       return answer;
     } catch (error) {
@@ -120,14 +123,35 @@ export class Service {
   }
 
   /**
+   * gRPC's retries all fit into a moment in which one replica ends and the one before is not yet known to be back.
+   *
    * @template {DescMethodUnary} M
    * @param {M} method
    * @param {MessageInitShape<M["input"]>} request
-   * @param {number} timeoutMs
+   * @param {number} until
    * @param {AbortSignal} [signal]
    * @returns {Promise<MessageShape<M["output"]>>}
    */
-  unary(method, request, timeoutMs, signal) {
+  async twice(method, request, until, signal) {
+    try {
+      return await this.unary(method, request, until, signal);
+    } catch (error) {
+      const isLate = this.awayUntil > 0 || Date.now() + SECOND_TRY_MS >= until;
+      if (isLate || signal?.aborted || !isAway(/** @type {grpc.ServiceError} */ (error))) throw error;
+      await sleep(SECOND_TRY_MS, undefined, { ref: false });
+      return this.unary(method, request, until, signal);
+    }
+  }
+
+  /**
+   * @template {DescMethodUnary} M
+   * @param {M} method
+   * @param {MessageInitShape<M["input"]>} request
+   * @param {number} until
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<MessageShape<M["output"]>>}
+   */
+  unary(method, request, until, signal) {
     return new Promise((resolve, reject) => {
       const cancel = () => call.cancel();
       const call = this.client.makeUnaryRequest(
@@ -136,7 +160,7 @@ export class Service {
         (bytes) => fromBinary(method.output, bytes),
         /** @type {MessageShape<M["input"]>} */ (create(method.input, request)),
         this.metadata,
-        { deadline: Date.now() + timeoutMs },
+        { deadline: until },
         (error, answer) => {
           signal?.removeEventListener("abort", cancel);
           if (error) reject(error);
