@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -137,7 +137,7 @@ def restated(outcome: Outcome, policy: ConnectionPolicy) -> Outcome:
     if outcome.status is None or outcome.network_error or not policy.provider.restatement:
         return outcome
     found = restate(policy.provider, outcome.status, outcome.message, outcome.body, None)
-    return outcome if found.rule_id is None else replace(outcome, status=found.status)
+    return outcome if found.rule_id is None else outcome._replace(status=found.status)
 
 
 # --- reading a record ----------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def build_case(
     row_seen = _with_reported_ends(row, outcome)
     reading = Reading(outcome, policy, attempt.at)
     record = _resolved(c, level, policy, row_seen, attempt.at)
-    record = replace(record, ambiguous_auth=record.ambiguous_auth or _is_ambiguous(reading))
+    record = record._replace(ambiguous_auth=record.ambiguous_auth or _is_ambiguous(reading))
     error_type = error_types.error_type_of(reading)
     evidence = _evidence(outcome, record, error_type, policy, row_seen, reading)
     resolution = terminal.resolve_terminal(evidence, row, attempt.at)
@@ -146,7 +146,7 @@ def build_case(
     if resolution.live_token:
         settled = _resolved(as_auth_ladder(c), level, policy, row_seen, attempt.at)
     if refusal is not None:
-        settled = replace(record, cooldown_ms=refusal.cooldown_ms, new_backoff_level=None)
+        settled = record._replace(cooldown_ms=refusal.cooldown_ms, new_backoff_level=None)
     return Case(
         outcome, policy, row_seen, attempt.at, late, reading.text, record, settled, error_type, resolution, refusal
     )
@@ -154,7 +154,7 @@ def build_case(
 
 def as_auth_ladder(c: Classification) -> Classification:
     """A 401 of a token that is still alive cools by the ladder."""
-    return replace(c, mode=Mode.LADDER, reason=Reason.AUTH_ERROR, ignore_hint=False, new_level=None)
+    return c._replace(mode=Mode.LADDER, reason=Reason.AUTH_ERROR, ignore_hint=False, new_level=None)
 
 
 def _with_reported_ends(row: ConnectionState, outcome: Outcome) -> ConnectionState:
@@ -171,8 +171,7 @@ def _resolved(
     known_end = row.quota_reset_at
     if known_end is None or known_end <= now or record.reason != Reason.QUOTA_EXHAUSTED:
         return record
-    return replace(
-        record,
+    return record._replace(
         cooldown_ms=known_end - now,
         new_backoff_level=None,
         used_upstream_retry_hint=False,

@@ -6,7 +6,7 @@ judged once for its answer; its meaning is found once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from policy_service.application.events import OutcomeEvent
 from policy_service.domain.classification import classify_reading
@@ -62,7 +62,7 @@ def named_outcome(event: OutcomeEvent) -> Outcome:
     if (outcome.provider, outcome.connection, outcome.model) == event.target:
         return outcome
     provider, connection, model = event.target
-    return replace(outcome, provider=provider, connection=connection, model=model)
+    return outcome._replace(provider=provider, connection=connection, model=model)
 
 
 def _read(event: OutcomeEvent, policy: Policy) -> Meaning:
@@ -70,7 +70,7 @@ def _read(event: OutcomeEvent, policy: Policy) -> Meaning:
     applies = policy.for_connection(event.target.provider, event.target.connection, outcome.auth_class)
     restated = _restated(outcome, applies, event.at)
     if restated is not None and restated.rule_id is not None:
-        outcome = replace(outcome, status=restated.status)
+        outcome = outcome._replace(status=restated.status)
     reading = Reading(outcome, applies, event.at)
     guard = local_guard(outcome, applies) or (UNREADABLE if outcome.status is None else "")
     return Meaning(applies, outcome, restated, reading, guard, classify_reading(reading))

@@ -5,8 +5,6 @@ Only the upstream's own words count: a refusal that the gateway or this service 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policy_service.application.messages import EndKind, ReportRequest
 from policy_service.domain.guards import local_guard
 from policy_service.domain.ids import Instant
@@ -37,7 +35,7 @@ def rates_of(request: ReportRequest, applies: ConnectionPolicy, now: Instant) ->
         return rate_evidence(request.headers, now)
     if local_guard(outcome, applies):
         return NOTHING
-    hint = Reading(replace(outcome, headers={}), applies, now).hint
+    hint = Reading(outcome._replace(headers={}), applies, now).hint
     return rate_evidence(
         request.headers,
         now,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from policy_service.domain import classification_conditions as on
 from policy_service.domain import rules, signals
@@ -55,9 +56,8 @@ def classify_reading(reading: Reading, rotation_failures: int = 0) -> Classifica
     if rotation_blocks(reading.policy, reading.status, rotation_failures):
         early = next((row for row in _BEFORE_ROTATION if row.when(reading)), _ROTATION)
         return early.then(reading, early.id)
-    has_text = bool(reading.text)
-    for row in PIPELINE:
-        if (has_text or not row.needs_text) and row.when(reading):
+    for claim, row in _rows_under(reading.status, bool(reading.text)):
+        if claim(reading):
             return row.then(reading, row.id)
     raise AssertionError("the last row of the pipeline always holds")
 
@@ -190,7 +190,7 @@ _BEFORE_ROTATION: Final = (
         _fixed(Reason.SERVICE_NOT_RUNNING, NOT_RUNNING_MS, new_level=0, skip_provider_breaker=True),
     ),
 )
-_ROTATION: Final = PipelineRule("rotation-gate", lambda _: True, _no_fallback(Reason.UNKNOWN))
+_ROTATION: Final = PipelineRule("rotation-gate", on.always, _no_fallback(Reason.UNKNOWN))
 
 PIPELINE: Final[tuple[PipelineRule, ...]] = (
     *_BEFORE_ROTATION,
@@ -203,8 +203,8 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
         _fixed(Reason.QUOTA_EXHAUSTED, PAYMENT_MS, credits_exhausted=True, exact_quota=True),
         True,
     ),
-    PipelineRule("quota-metric-day", lambda r: on.metric(r) == "day", _ladder(Reason.QUOTA_EXHAUSTED), True),
-    PipelineRule("quota-metric-minute", lambda r: on.metric(r) == "minute", _ladder(Reason.RATE_LIMIT_EXCEEDED), True),
+    PipelineRule("quota-metric-day", on.is_day_spent, _ladder(Reason.QUOTA_EXHAUSTED), True),
+    PipelineRule("quota-metric-minute", on.is_minute_spent, _ladder(Reason.RATE_LIMIT_EXCEEDED), True),
     PipelineRule(
         "quota-returns",
         on.returns_by_itself,
@@ -231,9 +231,9 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("overload-code", on.is_overload_code, _ladder(Reason.MODEL_CAPACITY)),
     PipelineRule("invalid-request-code", lambda r: r.meaning == "invalid_request", _no_fallback(Reason.UNKNOWN)),
     PipelineRule("configured", on.is_configured, _configured),
-    PipelineRule("capacity-status", lambda r: r.status in (413, 529), _ladder(Reason.MODEL_CAPACITY)),
-    PipelineRule("quota-status-432", lambda r: r.status == 432, _until_stated_reset(HOUR_MS)),
-    PipelineRule("provider-rule-400", lambda r: r.status == 400 and on.rule_of(r) is not None, _by_400_rule),
+    PipelineRule("capacity-status", on.under(413, 529)(on.always), _ladder(Reason.MODEL_CAPACITY)),
+    PipelineRule("quota-status-432", on.under(432)(on.always), _until_stated_reset(HOUR_MS)),
+    PipelineRule("provider-rule-400", on.is_400_rule, _by_400_rule),
     PipelineRule("model-code", on.is_structured_model, _REQUEST_AT_FAULT),
     PipelineRule("parameter", on.says(signals.PARAMETER | signals.PARAMETER_EXTENDED), _REQUEST_AT_FAULT),
     PipelineRule("malformed", on.says(signals.MALFORMED), _REQUEST_AT_FAULT),
@@ -242,8 +242,15 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("nim-degraded", on.says(signals.NIM_DEGRADED), _REQUEST_AT_FAULT),
     PipelineRule("rate-words-400", on.says_of_account(signals.RATE_WORDS_400), _ladder(Reason.RATE_LIMIT_EXCEEDED)),
     PipelineRule("bad-request", on.is_bad_request_status, _no_fallback(Reason.UNKNOWN)),
-    PipelineRule("any-other", lambda _: True, _base),
+    PipelineRule("any-other", on.always, _base),
 )
+
+
+@lru_cache(maxsize=1_024)
+def _rows_under(status: int | None, has_text: bool) -> tuple[tuple[Condition, PipelineRule], ...]:
+    """Rows of the pipeline that can hold under a status, each with what is left to ask."""
+    able = [row for row in PIPELINE if has_text or not row.needs_text]
+    return tuple((claim, row) for row in able if (claim := on.left_to_ask(row.when, status)) is not None)
 
 
 # --- resolution against the ladder -------------------------------------------------------------------------------
@@ -281,8 +288,7 @@ def resolve(found: Classification, level: int, policy: ConnectionPolicy) -> Deci
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Duration:
+class _Duration(NamedTuple):
     cooldown_ms: DurationMs
     base_ms: DurationMs
     new_level: int | None = None

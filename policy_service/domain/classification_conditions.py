@@ -6,6 +6,7 @@ Used by the table of `classification` and, where a claim is shared, by error typ
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from policy_service.domain import rules, signals
@@ -20,7 +21,37 @@ NOT_FOUND_MS: Final = 120_000
 REQUEST_NOT_ALLOWED_MS: Final = 5_000
 _FALLBACK_HINT_HEADER: Final = "x-omni-fallback-hint"
 
+_BAN: Final = signals.BAN | signals.BAN_EXTENDED
+
 Condition = Callable[[Reading], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Under:
+    """A claim that can hold under some statuses only; who knows the status may ask the `claim` alone."""
+
+    statuses: frozenset[int]
+    claim: Condition
+
+    def __call__(self, r: Reading) -> bool:
+        """True if the claim holds."""
+        return r.status in self.statuses and self.claim(r)
+
+
+def under(*statuses: int) -> Callable[[Condition], Under]:
+    """Bind a claim to statuses."""
+    return lambda claim: Under(frozenset(statuses), claim)
+
+
+def left_to_ask(condition: Condition, status: int | None) -> Condition | None:
+    """What of a condition has to be asked under a status; None: it cannot hold."""
+    if not isinstance(condition, Under):
+        return condition
+    return condition.claim if status in condition.statuses else None
+
+
+def always(_: Reading) -> bool:
+    return True
 
 
 # --- conditions ----------------------------------------------------------------------------------------------
@@ -33,8 +64,9 @@ def is_foreign_binding(r: Reading) -> bool:
     return said or r.code == "invalid_previous_response_binding"
 
 
+@under(503)
 def is_not_running(r: Reading) -> bool:
-    value = r.outcome.headers.get(_FALLBACK_HINT_HEADER, "") if r.status == 503 else ""
+    value = r.outcome.headers.get(_FALLBACK_HINT_HEADER, "")
     return value.strip().lower() == "connection_cooldown"
 
 
@@ -45,9 +77,7 @@ def is_ban(r: Reading) -> bool:
 
 def is_ban_text(text: str, custom: tuple[str, ...] = ()) -> bool:
     """Ban wording in lower-case text, the operator's own texts included."""
-    if signals.BAN.found_in(text) or signals.BAN_EXTENDED.found_in(text):
-        return True
-    return any(signal.strip() and signal.lower() in text for signal in custom)
+    return _BAN.found_in(text) or (bool(custom) and any(own.strip() and own.lower() in text for own in custom))
 
 
 def is_retired_model(r: Reading) -> bool:
@@ -79,6 +109,16 @@ def metric(r: Reading) -> str:
     return "day" if usage.day else "minute" if usage.minute or usage.token else ""
 
 
+@under(429)
+def is_day_spent(r: Reading) -> bool:
+    return metric(r) == "day"
+
+
+@under(429)
+def is_minute_spent(r: Reading) -> bool:
+    return metric(r) == "minute"
+
+
 def named_metric(text: str) -> str:
     if signals.PER_DAY_METRIC.found_in(text):
         return "day"
@@ -86,18 +126,17 @@ def named_metric(text: str) -> str:
 
 
 def is_credits(r: Reading) -> bool:
-    return r.is_signal_usable and signals.CREDITS.found_in(r.account_text)
+    return signals.CREDITS.found_in(r.account_text) and r.is_signal_usable
 
 
 def is_credits_beyond(r: Reading) -> bool:
     return r.meaning == "credits" or signals.CREDITS_EXTENDED.found_in(r.account_text)
 
 
+@under(402, 403)
 def returns_by_itself(r: Reading) -> bool:
     """An allowance spoken of as spent together with the moment of its return, under a status that means payment."""
-    if r.status not in (402, 403) or r.hint is None or r.hint.source is not HintSource.BODY:
-        return False
-    return "reset" in r.account_text
+    return "reset" in r.account_text and r.hint is not None and r.hint.source is HintSource.BODY
 
 
 def daily_wait(r: Reading) -> DurationMs | None:
@@ -120,13 +159,13 @@ def is_weekly(r: Reading) -> bool:
 
 
 def is_subscription(r: Reading) -> bool:
-    return r.is_signal_usable and is_subscription_text(r.account_text, r.policy)
+    return is_subscription_text(r.account_text, r.policy) and r.is_signal_usable
 
 
 def is_subscription_text(text: str, policy: ConnectionPolicy) -> bool:
     """Subscription wording, the provider's own texts included."""
     own = policy.provider.extra_subscription_texts
-    return signals.SUBSCRIPTION.found_in(text) or any(part in text for part in own)
+    return signals.SUBSCRIPTION.found_in(text) or (bool(own) and any(part in text for part in own))
 
 
 def is_session(r: Reading) -> bool:
@@ -134,11 +173,11 @@ def is_session(r: Reading) -> bool:
 
 
 def is_quota_with_reset(r: Reading) -> bool:
-    if not r.is_signal_usable or r.hint is None:
+    if r.hint is None:
         return False
     # A gateway in between may wrap the refusal into a 5xx of its own.
     spent = 429 in (r.status, r.outcome.inner_status) and signals.QUOTA_TEXT_EXTENDED.found_in(r.account_text)
-    return spent or text_reason(r.account_text) == Reason.QUOTA_EXHAUSTED
+    return (spent or text_reason(r.account_text) is Reason.QUOTA_EXHAUSTED) and r.is_signal_usable
 
 
 def is_period_quota(r: Reading) -> bool:
@@ -150,8 +189,14 @@ def is_period_quota(r: Reading) -> bool:
     return named or signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
 
 
+@under(403)
 def is_route_refused(r: Reading) -> bool:
-    return r.status == 403 and signals.ROUTE_NOT_AUTHORIZED.found_in(r.text)
+    return signals.ROUTE_NOT_AUTHORIZED.found_in(r.text)
+
+
+@under(400)
+def is_400_rule(r: Reading) -> bool:
+    return rule_of(r) is not None
 
 
 def rule_of(r: Reading) -> rules.RuleMatch | None:
@@ -162,18 +207,22 @@ def pre_check_of(r: Reading) -> rules.RuleMatch | None:
     return rules.pre_check_match(r.outcome, r.policy, r.text)
 
 
+@under(403)
 def is_403_rule(r: Reading) -> bool:
-    return r.status == 403 and r.policy.honors_rule_scope and rule_of(r) is not None
+    return r.policy.honors_rule_scope and rule_of(r) is not None
 
 
+@under(429)
 def is_429_pre_check(r: Reading) -> bool:
-    return r.status == 429 and pre_check_of(r) is not None
+    return pre_check_of(r) is not None
 
 
+@under(403)
 def is_key_403(r: Reading) -> bool:
-    return r.status == 403 and r.is_api_key and not signals.FORBIDDEN_QUOTA_EXCEPTIONS.found_in(r.text)
+    return r.is_api_key and not signals.FORBIDDEN_QUOTA_EXCEPTIONS.found_in(r.text)
 
 
+@under(403)
 def is_cloudflare_refusal(r: Reading) -> bool:
     return is_key_403(r) and is_cloudflare_no_retry(r.text)
 
@@ -185,8 +234,9 @@ def is_cloudflare_no_retry(text: str) -> bool:
     return signals.NOT_RETRYABLE.found_in(text) and signals.CLOUDFLARE_OWNER.found_in(text)
 
 
+@under(403)
 def is_model_forbidden(r: Reading) -> bool:
-    return r.status == 403 and blames_model_access(r)
+    return blames_model_access(r)
 
 
 def blames_model_access(r: Reading) -> bool:
@@ -245,15 +295,24 @@ STATUS_ROWS: Final[dict[int, tuple[Reason, Mode, DurationMs]]] = {
 
 def text_reason(text: str) -> Reason | None:
     """Reason of the first configured text rule that lower-case `text` hits, None without one."""
-    return next((reason for family, reason, _, _ in TEXT_ROWS if family.found_in(text)), None)
+    for family, reason, _, _ in TEXT_ROWS:
+        if family.found_in(text):
+            return reason
+    return None
 
 
 def configured_row(r: Reading) -> tuple[Reason, Mode, DurationMs] | None:
-    if r.account_text and not is_about_this_request(r) and (r.status != 429 or r.is_signal_usable):
-        for family, reason, mode, fixed_ms in TEXT_ROWS:
-            if family.found_in(r.account_text) and not (reason is Reason.MODEL_CAPACITY and _blames_request(r)):
-                return reason, mode, fixed_ms
-    return STATUS_ROWS.get(r.status or 0)
+    by_status = STATUS_ROWS.get(r.status or 0)
+    by_text = _row_of_text(r) if r.account_text and not is_about_this_request(r) else None
+    # Last, since it costs most: whether words count beside a plain 429.
+    return by_text if by_text and by_text != by_status and (r.status != 429 or r.is_signal_usable) else by_status
+
+
+def _row_of_text(r: Reading) -> tuple[Reason, Mode, DurationMs] | None:
+    for family, reason, mode, fixed_ms in TEXT_ROWS:
+        if family.found_in(r.account_text) and not (reason is Reason.MODEL_CAPACITY and _blames_request(r)):
+            return reason, mode, fixed_ms
+    return None
 
 
 def _blames_request(r: Reading) -> bool:
@@ -268,16 +327,17 @@ def is_about_this_request(r: Reading) -> bool:
 
 
 def is_configured(r: Reading) -> bool:
-    return configured_row(r) is not None
+    return (r.status or 0) in STATUS_ROWS or configured_row(r) is not None
 
 
 # --- 400 and 422 (step 24) -----------------------------------------------------------------------------------------
-def is_bad_request_status(r: Reading) -> bool:
-    return r.status in (400, 422)
+_BAD_REQUEST: Final = (400, 422)
+is_bad_request_status: Final = under(*_BAD_REQUEST)(always)
 
 
+@under(*_BAD_REQUEST)
 def is_structured_model(r: Reading) -> bool:
-    return is_bad_request_status(r) and names_model(r)
+    return names_model(r)
 
 
 def names_model(r: Reading) -> bool:
@@ -287,15 +347,16 @@ def names_model(r: Reading) -> bool:
 
 
 def says(family: signals.Family) -> Condition:
-    return lambda r: is_bad_request_status(r) and family.found_in(r.text)
+    return under(*_BAD_REQUEST)(lambda r: family.found_in(r.text))
 
 
 def says_of_account(family: signals.Family) -> Condition:
-    return lambda r: is_bad_request_status(r) and family.found_in(r.account_text)
+    return under(*_BAD_REQUEST)(lambda r: family.found_in(r.account_text))
 
 
+@under(*_BAD_REQUEST)
 def is_model_access(r: Reading) -> bool:
-    if not is_bad_request_status(r) or echoes_request(r.outcome):
+    if echoes_request(r.outcome):
         return False
     families = (signals.MODEL_UNSERVED, signals.MODEL_UNSERVED_EXTENDED, signals.MODEL_PERMISSION)
     words = any(family.found_in(r.text) for family in families)

@@ -6,15 +6,14 @@ resolved against the ladder level of the connection, which is read under the row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from policy_service.domain.ids import DurationMs, HintSource, Instant
 from policy_service.domain.profiles import LadderProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """A waiting time stated by the upstream (spec/retry_hints.md); `wait_ms` > 0, rounded up."""
 
     wait_ms: DurationMs
@@ -46,8 +45,7 @@ class Mode(StrEnum):
     """Hint if honoured, else rotation override (rate limits), else the ladder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Classification:
+class Classification(NamedTuple):
     """Verdict of the pipeline on one failure, before any state is read."""
 
     rule: str
@@ -83,8 +81,7 @@ class Classification:
     """The answer states when the allowance is back: no empty wallet, even under a 402."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRecord:
+class DecisionRecord(NamedTuple):
     """Spec/classification.md section 1, field for field."""
 
     should_fallback: bool

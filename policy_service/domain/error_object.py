@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from policy_service.domain.stream_events import choice_error
 
@@ -20,13 +19,18 @@ MAX_DEPTH = 6
 """Wrappers unfolded at most; deeper ones are not looked into."""
 EMBEDDED_LIMIT = 65_536
 
-_INNER_KEYS = ("error", "response", "errors", "fault", "base_resp", "detail", "message", "msg", "metadata", "raw")
-_CODE_KEYS = ("code", "error_code", "errorCode", "errorcode", "status_code", "err_code")
-_TYPE_KEYS = ("type", "__type", "error_type", "status")
-_MESSAGE_KEYS = (
+
+_INNER_NAMES = ("error", "response", "errors", "fault", "base_resp", "detail", "message", "msg", "metadata", "raw")
+_CODE_NAMES = ("code", "error_code", "errorCode", "errorcode", "status_code", "err_code")
+_TYPE_NAMES = ("type", "__type", "error_type", "status")
+_MESSAGE_NAMES = (
     "message", "msg", "error_description", "detail", "status_msg", "faultstring", "errorMessage", "error", "title",
 )  # fmt: skip
-_STATUS_KEYS = ("code", "status", "status_code", "statusCode", "http_status", "raw_status_code")
+_STATUS_NAMES = ("code", "status", "status_code", "statusCode", "http_status", "raw_status_code")
+_CAPITALISED = {
+    name[:1].upper() + name[1:]: name
+    for name in (*_INNER_NAMES, *_CODE_NAMES, *_TYPE_NAMES, *_MESSAGE_NAMES, *_STATUS_NAMES)
+}
 _EMPTY_WORDS = frozenset({"", "error", "failed", "response.failed", "<nil>", "null", "none"})
 
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
@@ -34,8 +38,7 @@ _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorObject:
+class ErrorObject(NamedTuple):
     """What an error body says of itself; empty strings where it says nothing."""
 
     code: str = ""
@@ -77,8 +80,9 @@ def error_nodes(body: object) -> tuple[Node, ...]:
     chain: list[Node] = []
     node = _as_node(body)
     while node is not None and len(chain) < MAX_DEPTH:
-        chain.append(node)
-        node = _inner(node)
+        plain = _plainly_named(node)
+        chain.append(plain)
+        node = _inner(plain)
     return tuple(reversed(chain))
 
 
@@ -92,65 +96,77 @@ def _as_node(value: object, depth: int = 0) -> Node | None:
     return None
 
 
+def _plainly_named(node: Node) -> Node:
+    """The node with its capitalised names (`Error`, `Message`) read as the plain ones that it lacks."""
+    capitalised = node.keys() & _CAPITALISED.keys()
+    if not capitalised:
+        return node
+    told = {name: value for name, value in node.items() if value is not None}
+    return {**{_CAPITALISED[name]: node[name] for name in capitalised}, **told}
+
+
 def _inner(node: Node) -> Node | None:
-    if (error := choice_error(node)) is not None:
+    if "choices" in node and (error := choice_error(node)) is not None:
         return error
-    found = (_as_node(value) for key in _INNER_KEYS if (value := member(node, key)))
-    return next((inner for inner in found if inner is not None), None)
-
-
-def member(node: Node, key: str) -> object | None:
-    """Value of a member by name or capitalised name (`Error`, `Message`)."""
-    value = node.get(key)
-    return value if value is not None else node.get(_capitalised(key))
-
-
-@lru_cache(maxsize=256)
-def _capitalised(key: str) -> str:
-    return key[:1].upper() + key[1:]
+    for name in _INNER_NAMES:
+        value = node.get(name)
+        if value is not None and (inner := _as_node(value)) is not None:
+            return inner
+    return None
 
 
 def describe(nodes: tuple[Node, ...]) -> ErrorObject:
     """Code, type, message and status; an inner object speaks before its wrapper."""
-    return ErrorObject(
-        code=_first_text(nodes, _code_candidates),
-        type=_first_text(nodes, _type_candidates),
-        message=_first_text(nodes, _message_candidates),
-        status=next((status for node in nodes for status in _statuses(node)), None),
-    )
+    code = kind = message = ""
+    status = None
+    for node in nodes:
+        code = code or _code(node)
+        kind = kind or _type(node)
+        message = message or _message(node)
+        status = _status(node) if status is None else status
+    return ErrorObject(code, kind, message, status)
 
 
-def _first_text(nodes: tuple[Node, ...], candidates: Callable[[Node], Iterator[str]]) -> str:
-    return next((text for node in nodes for text in candidates(node)), "")
-
-
-def _code_candidates(node: Node) -> Iterator[str]:
-    for key in _CODE_KEYS:
-        value = member(node, key)
-        code = _short(value)
-        if _says_something(code) and not (key == "status_code" and _HTTP_STATUS.fullmatch(code)):
-            yield code
+def _code(node: Node) -> str:
+    for name in _CODE_NAMES:
+        value = node.get(name)
+        if value is not None and _says_something(code := _short(value)):
+            if name == "status_code" and _HTTP_STATUS.fullmatch(code):
+                continue
+            return code
     details = node.get("details")
     if isinstance(details, dict) and isinstance(detail := details.get("error_code"), str):
-        yield detail
-    if node.get("error_description") and isinstance(word := node.get("error"), str):
-        yield word
+        return detail
+    word = node.get("error") if node.get("error_description") else None
+    return word if isinstance(word, str) else ""
 
 
-def _type_candidates(node: Node) -> Iterator[str]:
-    for key in _TYPE_KEYS:
-        value = member(node, key)
+def _type(node: Node) -> str:
+    for name in _TYPE_NAMES:
+        value = node.get(name)
         if isinstance(value, str) and _says_something(value) and not value.isdigit():
-            yield value.rpartition("#")[2]
+            return value.rpartition("#")[2]
+    return ""
 
 
-def _message_candidates(node: Node) -> Iterator[str]:
-    for key in _MESSAGE_KEYS:
-        value = member(node, key)
+def _message(node: Node) -> str:
+    for name in _MESSAGE_NAMES:
+        value = node.get(name)
         if isinstance(value, list):
             value = "; ".join(item for item in value[:8] if isinstance(item, str))
         if isinstance(value, str) and value.strip():
-            yield value
+            return value
+    return ""
+
+
+def _status(node: Node) -> int | None:
+    for name in _STATUS_NAMES:
+        value = node.get(name)
+        if isinstance(value, str) and _HTTP_STATUS.fullmatch(value):
+            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
+            return value
+    return None
 
 
 def _short(value: object) -> str:
@@ -162,12 +178,3 @@ def _short(value: object) -> str:
 
 def _says_something(text: str) -> bool:
     return len(text) <= 200 and text.strip().lower() not in _EMPTY_WORDS
-
-
-def _statuses(node: Node) -> Iterator[int]:
-    for key in _STATUS_KEYS:
-        value = member(node, key)
-        if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
-            yield value

@@ -7,8 +7,10 @@ inside a 200 stream) is `outcome_parsing`; what it means is `classification`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from policy_service.domain.ids import AuthClass, Instant
 
@@ -40,8 +42,7 @@ class UsageCounters:
     token: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One attempt as reported. `status` is the HTTP status, or the one a network error stands for."""
 
     status: int | None
@@ -60,7 +61,7 @@ class Outcome:
     """Full searchable text: message and body as it came (non-ASCII unescaped), capped at 64 KiB."""
     body: object | None = None
     """Parsed JSON body; None where it is none."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     """Lower-case names; of a repeated header the first value."""
     origin: Origin = Origin.UNSET
     failure_kind: str = ""

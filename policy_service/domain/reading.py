@@ -39,7 +39,9 @@ def lowered_text(outcome: Outcome) -> str:
 class Reading:
     """An outcome with what the rules look at; the hint is read on first use."""
 
-    __slots__ = ("_hint", "_usable", "account_text", "code", "now", "outcome", "policy", "status", "text", "type")
+    __slots__ = (
+        "_hint", "_usable", "account_text", "code", "meaning", "now", "outcome", "policy", "status", "text", "type",
+    )  # fmt: skip
 
     def __init__(self, outcome: Outcome, policy: ConnectionPolicy, now: Instant) -> None:
         self.outcome = outcome
@@ -51,6 +53,9 @@ class Reading:
         self.text = lowered_text(outcome)
         self.account_text = account_text(outcome, self.text)
         """Text for account signals: without what the caller sent and the message only quotes."""
+        table = policy.provider.code_meanings
+        self.meaning: str = (table.get(self.code) or table.get(self.type) or "") if table else ""
+        """What the provider's catalogue says about the structured code or type; empty where it says nothing."""
         self._hint: object = _UNREAD
         self._usable: bool | None = None
 
@@ -72,12 +77,6 @@ class Reading:
         """The text with the provider's own zone written behind times that name none."""
         offset = self.policy.provider.naive_times_offset
         return _NAIVE_TIME.sub(rf"\g<1>{offset}", self.outcome.text) if offset else self.outcome.text
-
-    @property
-    def meaning(self) -> str:
-        """What the provider's catalogue says about the structured code or type; empty where it says nothing."""
-        table = self.policy.provider.code_meanings
-        return table.get(self.code) or table.get(self.type) or "" if table else ""
 
     @property
     def is_api_key(self) -> bool:

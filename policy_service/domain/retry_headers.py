@@ -7,7 +7,8 @@ positive one is the hint.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from policy_service.domain.ids import DurationMs, Instant
@@ -38,33 +39,35 @@ _SPELLINGS = ("x-ratelimit-", "x-rate-limit-")
 _REJECTED = "rejected"
 
 
-def header_waits(headers: Headers, now: Instant, *, extended: bool) -> Iterator[DurationMs]:
+def header_waits(headers: Headers, now: Instant, *, extended: bool) -> Iterable[DurationMs]:
     """Waits in the order of the table; Retry-After ends the stage whatever it says."""
     found = _relevant(headers)
     stated = found.get("retry-after")
     if stated is not None:
         wait = _retry_after(stated, now, extended=extended)
-        yield from () if wait is None else (wait,)
-        return
-    yield from _epoch_reset(found, now)
-    if extended and found:
-        yield from _extended(found, now)
+        return () if wait is None else (wait,)
+    return chain(_epoch_reset(found, now), _extended(found, now) if extended and found else ())
 
 
 def _relevant(headers: Headers) -> dict[str, str]:
-    """Lower-case names that can state a wait; of a repeated name the first value."""
+    """Lower-case names that can state a wait; of a repeated name the first value. Retry-After alone where it is there
+    and spelt one way: nothing beside it is read."""
+    plainly = headers.get("retry-after")
+    if isinstance(plainly, str) and "Retry-After" not in headers:
+        return {"retry-after": _first_of_list(plainly)}
     found: dict[str, str] = {}
     for name, value in headers.items():
         lowered = name.lower()
         if ("rate" in lowered or "retry" in lowered or "x-codex" in lowered) and isinstance(value, str):
-            found.setdefault(lowered, _first_of_list(value.strip()[: VALUE_LIMIT + 1]))
+            found.setdefault(lowered, _first_of_list(value))
     return found
 
 
 def _first_of_list(value: str) -> str:
     """First value of a list of numbers ("45, 10"); a date keeps its comma. Empty for a value too long to be any."""
-    first = value.partition(",")[0].rstrip()
-    chosen = first if first.isascii() and first.isdigit() else value
+    whole = value.strip()[: VALUE_LIMIT + 1]
+    first = whole.partition(",")[0].rstrip()
+    chosen = first if first.isascii() and first.isdigit() else whole
     return chosen if len(chosen) <= VALUE_LIMIT else ""
 
 

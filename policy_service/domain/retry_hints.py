@@ -7,6 +7,7 @@ Junk is no hint and never an error; the work per answer is bounded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from policy_service.domain.decision_record import Hint
 from policy_service.domain.error_object import describe, error_nodes
@@ -32,12 +33,20 @@ def read_hint(headers: Mapping[str, str], body: object, text: str, now: Instant,
     Returns:
         The hint with its wait rounded up and capped by its place, or None.
     """
-    return _first(_stated(headers, body, text, now, profile), now)
+    found = read_header_hint(headers, now, profile)
+    if found is not None:
+        return found
+    in_body = (stated for stated in _in_body(body, text, now, profile) if stated[0] > 0)
+    first = next(in_body, None)
+    return _hint(*first, now) if first else None
 
 
 def read_header_hint(headers: Mapping[str, str], now: Instant, profile: HintProfile) -> Hint | None:
     """Only the header stage (section 1)."""
-    return _first(_in_headers(headers, now, profile), now)
+    for wait in header_waits(headers, now, extended=profile.extended_reset_headers):
+        if wait > 0:
+            return _hint(wait, WAIT_CAP_MS, HintSource.HEADER, now)
+    return None
 
 
 def stated_wait_ms(
@@ -47,30 +56,21 @@ def stated_wait_ms(
 
     As `read_hint`, but a stated zero or past wait is 0 instead of None, and only the cap of 30 days applies.
     """
-    waits = [min(wait, WAIT_CAP_MS) for wait, _, _ in _stated(headers, body, text, now, profile)]
+    in_headers = header_waits(headers, now, extended=profile.extended_reset_headers)
+    stated = chain(in_headers, (wait for wait, _, _ in _in_body(body, text, now, profile)))
+    waits = [min(wait, WAIT_CAP_MS) for wait in stated]
     return next((wait for wait in waits if wait > 0), 0 if waits else None)
 
 
-def _first(stated: Iterator[Stated], now: Instant) -> Hint | None:
-    for wait, cap, source in stated:
-        if wait > 0:
-            capped = min(wait, cap)
-            return Hint(capped, source, now + capped)
-    return None
+def _hint(wait: DurationMs, cap: DurationMs, source: HintSource, now: Instant) -> Hint:
+    capped = min(wait, cap)
+    return Hint(capped, source, now + capped)
 
 
-def _stated(
-    headers: Mapping[str, str], body: object, text: str, now: Instant, profile: HintProfile
-) -> Iterator[Stated]:
-    yield from _in_headers(headers, now, profile)
+def _in_body(body: object, text: str, now: Instant, profile: HintProfile) -> Iterator[Stated]:
     nodes = error_nodes(body)
     yield from body_waits(nodes, now, extended=profile.extended_texts)
     if text:
         message = describe(nodes).message
         found = text_waits(text, message, now, extended=profile.extended_texts)
         yield from ((wait, cap, HintSource.BODY) for wait, cap in found)
-
-
-def _in_headers(headers: Mapping[str, str], now: Instant, profile: HintProfile) -> Iterator[Stated]:
-    waits = header_waits(headers, now, extended=profile.extended_reset_headers)
-    return ((wait, WAIT_CAP_MS, HintSource.HEADER) for wait in waits)

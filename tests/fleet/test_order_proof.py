@@ -157,7 +157,7 @@ class Fleet:
     def event(self, number: int) -> OutcomeEvent:
         """The same report for this fleet's own provider, so that histories share a database."""
         known = EVENTS[number]
-        outcome = replace(known.outcome, provider=self.provider, auth_class=AuthClass.API_KEY)
+        outcome = known.outcome._replace(provider=self.provider, auth_class=AuthClass.API_KEY)
         target_here = known.target._replace(provider=ProviderId(self.provider))
         decision = f"{self.provider}-{known.event_id}"
         return replace(known, event_id=decision, target=target_here, outcome=outcome)

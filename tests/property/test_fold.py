@@ -193,11 +193,11 @@ def _keeps(before: Row, after: Row) -> None:
 def test_no_success_sets_aside_a_failure_that_came_after_its_call_began(reports: list[OutcomeEvent], age: int) -> None:
     """Whatever became of that failure: counted, swallowed by a running timer, part of a burst, left to the breaker."""
     book = StateBook()
-    current = [replace(each, generations=None, outcome=replace(each.outcome, pool_attempt=True)) for each in reports]
+    current = [replace(each, generations=None, outcome=each.outcome._replace(pool_attempt=True)) for each in reports]
     fold_batch(book, current, POLICY)
     newest = max(current, key=fold_order)
     assume(newest.target.connection)
-    success = replace(newest, event_id="success", outcome=replace(newest.outcome, status=200, headers={}))
+    success = replace(newest, event_id="success", outcome=newest.outcome._replace(status=200, headers={}))
     began = newest.at - age
     before = rows(book)
     fold(book, replace(success, at=newest.at + 1, started_at=began, first_byte_at=began), POLICY)

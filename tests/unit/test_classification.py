@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -373,5 +372,5 @@ def test_a_limit_is_blamed_on_the_model_where_the_provider_counts_models() -> No
 def test_a_provider_entry_decides_without_its_name_in_the_logic() -> None:
     entry = Provider("acme", auth_class=AuthClass.API_KEY, code_meanings={"e7": "overloaded"}, limits_per_model=True)
     policy = Policy(Catalogue(providers={"acme": entry})).for_connection("acme")
-    said = judge(replace(outcome(429, "x"), code="E7"), policy, NOW)
+    said = judge(outcome(429, "x")._replace(code="E7"), policy, NOW)
     assert (said.scope, said.reason) == ("model_lockout", "overloaded")

@@ -66,7 +66,7 @@ def test_a_decision_claims_nothing_that_nobody_said() -> None:
         Classification("r", Reason.UNKNOWN, True, Mode.FIXED, 0),
         DecisionRecord(True, 0, 0, None, "unknown"),
     ):
-        claims = {name: getattr(made, name) for name in made.__slots__ if name not in ("should_fallback", "rule")}
+        claims = {name: getattr(made, name) for name in made._fields if name not in ("should_fallback", "rule")}
         assert [name for name, value in claims.items() if value is True] == []
 
 

@@ -275,7 +275,7 @@ class AccountWorld:
         if outcome.is_success or outcome.status is None:
             return outcome
         restated = restate(self.profile(connection).provider, outcome.status, outcome.message, outcome.body, None)
-        return replace(outcome, status=restated.status)
+        return outcome._replace(status=restated.status)
 
     def log(self, step: Mapping[str, Any]) -> FactLog:
         """Fact log of one event."""

@@ -7,7 +7,55 @@ of A", "B within n characters of A". Which wordings exist is said in the sibling
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+Test = Callable[[str], bool]
+
+_WORD = re.compile(r"[a-z0-9]{4,}|[^\x00-\x7f]{2}")
+_COMMON = frozenset(
+    "rate limit limits quota request requests model error errors tokens token exceeded reached account organization "  # noqa: SIM905
+    "please your this that with have been https code type message".split()
+)
+"""Words of any refusal: their absence rules nothing out."""
+
+
+class _Group(NamedTuple):
+    """Wordings that all contain `shared`: a text without it has none of them."""
+
+    shared: str
+    phrases: tuple[str, ...]
+    tests: tuple[Test, ...]
+
+
+def _grouped(entries: Sequence[tuple[tuple[str, ...], str | Test]]) -> tuple[_Group, ...]:
+    """Wordings by the words that most of them share, so that few searches rule all of them out.
+
+    Args:
+        entries: the parts that a text must contain, each, and the phrase or test itself.
+    """
+    left = list(entries)
+    groups: list[_Group] = []
+    while left:
+        words = sorted({word for parts, _ in left for word in _telling(parts)})
+        shared = max(words, key=lambda word: (sum(_needs(each, word) for each in left), len(word)))
+        having = [each for each in left if _needs(each, shared)]
+        phrases = tuple(what for _, what in having if isinstance(what, str))
+        groups.append(_Group(shared, phrases, tuple(what for _, what in having if not isinstance(what, str))))
+        left = [each for each in left if not _needs(each, shared)]
+    return tuple(groups)
+
+
+def _telling(parts: tuple[str, ...]) -> set[str]:
+    """The parts and their words, without what any refusal says if that leaves something."""
+    words = {word for part in parts for word in (part, *_WORD.findall(part))}
+    return words - _COMMON or words
+
+
+def _needs(entry: tuple[tuple[str, ...], object], word: str) -> bool:
+    return any(word in part for part in entry[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +72,30 @@ class Family:
     patterns: tuple[re.Pattern[str], ...] = ()
     """Only patterns that are linear: no nested or unbounded adjacent repetition."""
 
-    is_composite: bool = field(init=False, default=False)
-    """There is more to test than plain phrases."""
+    groups: tuple[_Group, ...] = field(init=False, default=(), compare=False)
+    """All but the patterns, as they are searched for."""
+
+    def __post_init__(self) -> None:
+        entries: list[tuple[tuple[str, ...], str | Test]] = [((phrase,), phrase) for phrase in self.phrases]
+        entries += [((a, b), partial(later_on_line, a=a, b=b)) for a, b in self.lines]
+        entries += [((a, b), partial(within, a=a, b=b, n=n)) for a, b, n in self.near]
+        entries += [(words, partial(in_order, words=words, n=n)) for words, n in self.chains]
+        object.__setattr__(self, "groups", _grouped(entries))
 
     def found_in(self, text: str) -> bool:
         """True if `text` (lower case) carries the meaning."""
-        for phrase in self.phrases:
-            if phrase in text:
+        for shared, phrases, tests in self.groups:
+            if shared in text:
+                for phrase in phrases:
+                    if phrase in text:
+                        return True
+                for test in tests:
+                    if test(text):
+                        return True
+        for pattern in self.patterns:  # noqa: SIM110 (a generator costs more than the search)
+            if pattern.search(text):
                 return True
-        return self.is_composite and self._composed_in(text)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_composite", bool(self.lines or self.near or self.chains or self.patterns))
-
-    def _composed_in(self, text: str) -> bool:
-        for a, b in self.lines:
-            if a in text and later_on_line(text, a, b):
-                return True
-        for a, b, n in self.near:
-            if a in text and within(text, a, b, n):
-                return True
-        return any(in_order(text, words, n) for words, n in self.chains) or any(
-            pattern.search(text) for pattern in self.patterns
-        )
+        return False
 
     def __or__(self, other: Family) -> Family:
         return Family(
