@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 
 from policy_service.domain.error_kinds import (
     NETWORK_FAILURES,
@@ -25,11 +24,13 @@ from policy_service.domain.error_kinds import (
 from policy_service.domain.error_object import ErrorObject, describe, error_nodes, read_json
 from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
+from policy_service.domain.stream_errors import may_hold_error, stream_error
 from policy_service.domain.stream_events import carries_error
 
 BODY_LIMIT = 65_536
 """Bytes of a body that are kept."""
-_STREAM_EVENTS_READ = 128
+_LIST_READ = 128
+"""Parts of a body that is a list; a stream ends with its error."""
 _GZIP = b"\x1f\x8b"
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)
 
@@ -167,10 +168,10 @@ def _read_body(raw: RawOutcome) -> _Reading:
     if not text.strip():
         return _Reading()
     succeeded = raw.status is not None and 200 <= raw.status < 300
-    if succeeded and not _may_be_error(text):
+    if succeeded and not may_hold_error(text):
         return _Reading()
     body = read_json(text)
-    root = body if body is not None else _stream_error(text)
+    root = stream_error(text) if body is None else _told_in(body)
     return _success_reading(text, root) if succeeded else _failure_reading(text, root)
 
 
@@ -201,36 +202,11 @@ def _inflated(head: bytes) -> bytes:
         return head
 
 
-_ERROR_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"', '"code"')
-
-
-def _may_be_error(text: str) -> bool:
-    """Cheap look before a 2xx body is parsed: most are plain successes."""
-    return any(mark in text for mark in _ERROR_MARKS)
-
-
-def _stream_error(text: str) -> object | None:
-    """First error event of a stream (SSE or JSON lines): its JSON, or the words of an `event: error`."""
-    for is_error_event, data in islice(_suspect_data(text), _STREAM_EVENTS_READ):
-        body = read_json(data)
-        if carries_error(body):
-            return body
-        if is_error_event and isinstance(body, dict):
-            return {"error": body}
-        if is_error_event and data and body is None:
-            return {"error": {"message": data}}
-    return None
-
-
-def _suspect_data(text: str) -> Iterator[tuple[bool, str]]:
-    """Data lines that can tell an error: behind `event: error`, or with a word of one in them."""
-    is_error_event = False
-    for line in text.splitlines():
-        if line.startswith("event:"):
-            is_error_event = line[6:].strip() == "error"
-        elif line and not line.startswith(":") and (is_error_event or _may_be_error(line)):
-            yield is_error_event, line.removeprefix("data:").strip()
-            is_error_event = False
+def _told_in(body: object) -> object:
+    """A body, or of a list of stream chunks the first near its end that is an error."""
+    if not isinstance(body, list):
+        return body
+    return next((part for part in body[-_LIST_READ:] if isinstance(part, dict) and carries_error(part)), body)
 
 
 def _quoted_failure(body: object | None) -> object | None:

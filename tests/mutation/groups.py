@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "retry hints": ("retry_*", "limit_reset"),
     "restatement": ("restatement",),
-    "outcome": ("outcome*", "error_object"),
+    "outcome": ("outcome*", "error_object", "stream_errors"),
     "provider cooldown": ("provider_cooldown",),
     "pool guard and early probe": ("pool_guard", "early_probe"),
     "eligibility": (
