@@ -11,8 +11,8 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from policy_service.domain.error_kinds import (
     NETWORK_FAILURES,
@@ -35,8 +35,7 @@ _GZIP = b"\x1f\x8b"
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class RawOutcome:
+class RawOutcome(NamedTuple):
     """One attempt as the gateway saw it. Fields below `body` are handed on as they stand (see `Outcome`).
 
     `code`, `type`, `name` and `message` are for gateways that parsed the error themselves; they beat the body.
@@ -74,13 +73,12 @@ class RawOutcome:
     quota_reset_at: Instant | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     """What the body says: its text, its JSON, the error in it, and whether a 200 carries that error."""
 
     text: str = ""
     body: object | None = None
-    error: ErrorObject = field(default_factory=ErrorObject)
+    error: ErrorObject = ErrorObject()
     is_error_in_success: bool = False
 
 
