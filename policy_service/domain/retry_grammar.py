@@ -27,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?")
 
-
+_COUNTED = " token"
 _LETTERS = r"a-zA-Z\u00c0-\u024f\u0400-\u04ff\u1e00-\u1eff"
 _CHARACTERS = r"\u3040-\u9fff\uac00-\ud7af"
 _STEP = re.compile(
@@ -88,8 +88,9 @@ def read_duration(text: str, position: int = 0) -> tuple[DurationMs, int] | None
 def _unit_of(step: re.Match[str]) -> tuple[int, int]:
     """Milliseconds of the unit (0: no unit) and the position behind it."""
     word, characters = step[2], step[3]
-    if word:  # "5M" is a count of millions
-        return (0 if word == "M" else UNITS.get(word.lower(), 0)), step.end()
+    if word:  # "5M" is a count of millions, and so is "5m tokens"
+        is_count = word == "M" or (word == "m" and step.string.startswith(_COUNTED, step.end()))
+        return (0 if is_count else UNITS.get(word.lower(), 0)), step.end()
     start = step.start(3)  # no spaces between words: the longest unit that the characters begin with
     sizes = range(len(characters), 0, -1)
     return next(((UNITS[unit], start + size) for size in sizes if (unit := characters[:size]) in UNITS), (0, start))
@@ -132,9 +133,9 @@ def read_iso(text: str, position: int = 0, *, date_only: bool = False) -> tuple[
 
 
 def read_date(raw: str) -> Instant | None:
-    """A whole value that is an ISO date or one of the three HTTP date forms."""
+    """A whole value that is an ISO date, with or without a time, or one of the three HTTP date forms."""
     text = raw.strip() if len(raw) <= VALUE_LIMIT else ""
-    found = read_iso(text)
+    found = read_iso(text, date_only=True)
     if found:
         return found[0] if found[1] == len(text) else None
     return _sound(lambda: parsedate_to_datetime(text)) if text[:3].isalpha() else None

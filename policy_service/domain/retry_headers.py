@@ -170,7 +170,7 @@ def _dimensions(headers: Headers) -> Iterator[_Dimension]:
     names = {key for name in headers if name not in _EXACT and (key := _dimension_of(name))}
     for remaining, reset in sorted(names):
         left = headers.get(remaining)
-        yield _Dimension(None if left is None else read_number(left, 1) == 0, headers.get(reset))
+        yield _Dimension(None if left is None else _is_zero(left), headers.get(reset))
     status, reset_at = headers.get(_UNIFIED + "status"), headers.get(_UNIFIED + "reset")
     if status is not None or reset_at is not None:
         yield _Dimension(None if status is None else status.lower() == _REJECTED, reset_at)
@@ -182,7 +182,7 @@ def _dimension_of(name: str) -> tuple[str, str] | None:
         kind, _, dimension = name.removeprefix(prefix).partition("-") if name.startswith(prefix) else ("", "", "")
         if dimension and kind in ("remaining", "reset"):
             return f"{prefix}remaining-{dimension}", f"{prefix}reset-{dimension}"
-    if not name.startswith(_ANTHROPIC) or name.startswith(_UNIFIED):
+    if not name.startswith(_ANTHROPIC) or name.startswith(_UNIFIED.removesuffix("-")):
         return None
     dimension, _, kind = name.removeprefix(_ANTHROPIC).rpartition("-")
     known = dimension and kind in ("remaining", "reset")
@@ -190,10 +190,18 @@ def _dimension_of(name: str) -> tuple[str, str] | None:
 
 
 def _bare_reset(headers: Headers, now: Instant) -> Iterator[DurationMs]:
-    """`x-ratelimit-reset` that is no epoch time: seconds to go, a duration or a date, unless something remains."""
-    value, left = headers.get("x-ratelimit-reset", ""), read_number(headers.get("x-ratelimit-remaining", "0"), 1)
-    if left == 0 and not (value.isascii() and value.isdigit() and int(value) > EPOCH_SECONDS_ABOVE):
+    """`x-ratelimit-reset` that is no epoch time: seconds to go, a duration or a date, where nothing remains. Without a
+    header of its own that says so it counts as little as any such dimension beside others that tell."""
+    value, left = headers.get("x-ratelimit-reset", ""), headers.get("x-ratelimit-remaining")
+    if not value or (value.isascii() and value.isdigit() and int(value) > EPOCH_SECONDS_ABOVE):
+        return
+    is_spent = not any(d.is_spent is not None for d in _dimensions(headers)) if left is None else _is_zero(left)
+    if is_spent:
         yield from _latest(iter([read_reset(value, now)]))
+
+
+def _is_zero(left: str) -> bool:
+    return read_number(left, 1) == 0
 
 
 def _structured_limit(headers: Headers) -> Iterator[DurationMs]:

@@ -170,3 +170,9 @@ def test_quoted_headers_are_read_up_to_their_limit() -> None:
     assert wait_of({"error": {"metadata": {"headers": "Retry-After: 5"}}}) is None
     assert wait_of({"error": {"metadata": {"headers": {"retry-after": 5}}}}) == 5 * SECOND
     assert wait_of(quoted(0), extended=False) is None
+
+
+@pytest.mark.parametrize("member", ["retryAfter", *INSTANT_KEYS])
+def test_a_day_without_a_time_stands_for_its_first_moment(member: str) -> None:
+    assert wait_of({member: "2026-06-02"}) == 12 * HOUR
+    assert wait_of({member: "2026-06-01"}) is None

@@ -162,7 +162,8 @@ def test_an_iso_instant_to_the_millisecond(text: str, ms: int | None) -> None:
         ("2026-06-01T12:00:01Z".ljust(64), 1_000), ("2026-06-01T12:00:01Z".ljust(65), None),
         (" Mon, 01 Jun 2026 12:00:01 GMT ", 1_000), ("Mon, 01 Jun 2026 14:00:01 +0200", 1_000),
         ("Mon, 01 Jun 2026 12:00:01", 1_000), ("Mon", None), ("Monday", None), ("", None), ("12:00", None),
-        ("Mon, 32 Jun 2026 12:00:01 GMT", None), ("2026-06-01", None),
+        ("Mon, 32 Jun 2026 12:00:01 GMT", None), ("2026-06-02", 12 * HOUR), ("2026-06-02, noon", None),
+        ("2026-13-02", None),
     ],
 )  # fmt: skip
 def test_a_date_is_the_whole_value(raw: str, ms: int | None) -> None:

@@ -243,3 +243,29 @@ def test_a_reset_in_seconds_counts_unless_something_remains(
 )  # fmt: skip
 def test_a_structured_limit_counts_where_nothing_remains(value: str, wait: int | None) -> None:
     assert wait_of({"ratelimit": value}) == (wait and wait * SECOND)
+
+
+LEFT = {"x-ratelimit-remaining-requests": "3"}
+SPENT = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "soon"}
+
+
+@pytest.mark.parametrize("others", [LEFT, SPENT, {f"{UNIFIED}status": "allowed"}])
+def test_seconds_of_a_limit_that_tells_nothing_do_not_count_beside_a_limit_that_tells(others: dict[str, str]) -> None:
+    assert wait_of(others | {"x-ratelimit-reset": "60"}) is None
+    assert wait_of(others | {"x-ratelimit-reset": "60", "x-ratelimit-remaining": "0"}) == MINUTE
+    assert wait_of(others | {"x-ratelimit-reset": ahead(60)}) == MINUTE
+    assert wait_of({"x-ratelimit-reset": "60", "x-ratelimit-reset-tokens": "soon"}) == MINUTE
+
+
+@pytest.mark.parametrize("dimension", ["unified", "unified-7d", "unified-overage", "unifieds"])
+def test_what_begins_with_unified_is_no_dimension_of_its_own(dimension: str) -> None:
+    assert wait_of(
+        {f"anthropic-ratelimit-{dimension}-remaining": "0", f"anthropic-ratelimit-{dimension}-reset": "9"}
+    ) == (9 * SECOND if dimension == "unified" else None)
+
+
+def test_the_later_of_two_used_up_windows_is_the_wait_whichever_comes_first() -> None:
+    for first, second in (("10", "20"), ("20", "10")):
+        windows = {"x-codex-primary-reset-after-seconds": first, "x-codex-secondary-reset-after-seconds": second}
+        used = {"x-codex-primary-used-percent": "100", "x-codex-secondary-used-percent": "100"}
+        assert wait_of(windows | used) == 20 * SECOND

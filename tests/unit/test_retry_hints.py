@@ -276,6 +276,7 @@ def test_words_of_waiting_are_read(text: str, wait: int | None) -> None:
         "Rate limit of 50 per 86400s exceeded",
         "retry 3 times",
         "available 5M tokens",
+        "available: 5m tokens, retry later",
         "reset every 24 hours",
         "Available balance 5 USD",
         "resets at 9:30 AM",
