@@ -1,22 +1,24 @@
 """What the loss of the service adds to a request: at most 50 ms the first time, 1 ms from then on.
 
-A bare gRPC server stands for the service, since only the transport matters here; it is stopped like a killed process:
-the connection breaks and nothing listens any more.
+A bare gRPC server stands for the service, since only the transport matters here. It is lost like a killed process (the
+connection breaks and nothing listens any more) or like a stopped one (nothing is answered, health checks neither).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
+from threading import Event
 from typing import Any
 
 import grpc
 import pytest
 
 from policy_client import AsyncPolicyClient, Connection, PolicyClient, messages, pool
-from policy_client.connection import REPORT, SELECT
+from policy_client.connection import HEALTH_METHOD, HEALTH_SERVING, REPORT, SELECT
 from policy_client.testing import target
 from tests.fleet.fleet import figure, free_port
 from tests.python_client.test_clients import Upstream
@@ -26,23 +28,57 @@ ROUNDS = 9
 LATER_CALLS = 100
 FIRST_MS = 50
 LATER_MS = 1
+SLOW_S = 0.1
 
 
-def bare_server(port: int) -> grpc.Server:
-    """Answers every selection with the same Dispatch."""
-    dispatch = messages.Dispatch(target=target("openai/main/gpt"), fallbacks=[target("openai/spare/gpt")])
-    selected = messages.SelectTargetResponse(decision_token=b"t", dispatch=dispatch)
-    answers = {SELECT.path: selected, REPORT.path: messages.ReportOutcomeResponse()}
+class Bare:
+    """Answers every selection with the same Dispatch, until it is lost."""
 
-    class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, details: Any) -> Any:
-            answer = answers[details.method].SerializeToString()
-            return grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
+    def __init__(self, port: int) -> None:
+        self._goes_on = Event()
+        self._goes_on.set()
+        self._slow_s = 0.0
+        self._server = self._serving(port)
 
-    server = grpc.server(ThreadPoolExecutor(2), handlers=(Answers(),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    server.start()
-    return server
+    def lose(self, how: str) -> None:
+        """`killed`, `hung`, or not at all: only `slow`."""
+        if how == "killed":
+            self._server.stop(None).wait()
+        elif how == "hung":
+            self._goes_on.clear()
+        else:
+            self._slow_s = SLOW_S
+
+    def end(self) -> None:
+        """Let go whoever hangs."""
+        self._goes_on.set()
+        self._server.stop(None).wait()
+
+    def _serving(self, port: int) -> grpc.Server:
+        server = grpc.server(ThreadPoolExecutor(8), handlers=(self._handler(),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        return server
+
+    def _answer(self, path: str, answer: bytes) -> bytes:
+        self._goes_on.wait(30)
+        if path == SELECT.path:
+            time.sleep(self._slow_s)  # a fault of a real server, not a wait of the test
+        return answer
+
+    def _handler(self) -> grpc.GenericRpcHandler:
+        dispatch = messages.Dispatch(target=target("openai/main/gpt"), fallbacks=[target("openai/spare/gpt")])
+        selected = messages.SelectTargetResponse(decision_token=b"t", dispatch=dispatch)
+        answers = {
+            SELECT.path: selected.SerializeToString(), REPORT.path: b"", HEALTH_METHOD: HEALTH_SERVING,
+        }  # fmt: skip
+        method = grpc.unary_unary_rpc_method_handler
+
+        class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
+            def service(_, details: Any) -> Any:  # noqa: N805
+                return method(lambda request, context: self._answer(details.method, answers[details.method]))
+
+        return Answers()
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -51,10 +87,10 @@ def milliseconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def one_round() -> tuple[float, list[float]]:
+def one_round(how: str) -> tuple[float, list[float]]:
     """Time of the first request after the loss, and of the later ones."""
     port = free_port()
-    server = bare_server(port)
+    server = Bare(port)
     with PolicyClient(where=Connection(f"127.0.0.1:{port}", select_ms=2_000)) as client:
 
         def serve() -> None:
@@ -62,24 +98,21 @@ def one_round() -> tuple[float, list[float]]:
 
         serve()
         client.settle()
-        server.stop(None).wait()
-        return milliseconds(serve), [milliseconds(serve) for _ in range(LATER_CALLS)]
+        server.lose(how)
+        times = milliseconds(serve), [milliseconds(serve) for _ in range(LATER_CALLS)]
+        server.end()
+        return times
 
 
 @pytest.mark.timeout(120)
-def test_the_blocking_client_loses_little_time_with_the_service() -> None:
-    rounds = [one_round() for _ in range(ROUNDS)]
-    firsts, laters = [first for first, _ in rounds], [each for _, later in rounds for each in later]
-    figure("blocking_first_call_after_loss_ms", f"median {median(firsts):.1f}, worst {max(firsts):.1f}")
-    figure("blocking_later_calls_ms", f"median {median(laters):.3f}, worst {max(laters):.2f}")
-    # Medians: the machine may be busy with other tests, and that time is not the client's.
-    assert median(firsts) <= FIRST_MS
-    assert median(laters) <= LATER_MS
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_the_blocking_client_loses_little_time_with_the_service(how: str) -> None:
+    check(f"blocking_{how}", [one_round(how) for _ in range(ROUNDS)])
 
 
-async def one_async_round() -> tuple[float, list[float]]:
+async def one_async_round(how: str) -> tuple[float, list[float]]:
     port = free_port()
-    server = bare_server(port)
+    server = Bare(port)
     async with AsyncPolicyClient(where=Connection(f"127.0.0.1:{port}", select_ms=2_000)) as client:
 
         async def serve() -> float:
@@ -89,15 +122,52 @@ async def one_async_round() -> tuple[float, list[float]]:
 
         await serve()
         await client.settle()
-        server.stop(None).wait()
-        return await serve(), [await serve() for _ in range(LATER_CALLS)]
+        server.lose(how)
+        times = await serve(), [await serve() for _ in range(LATER_CALLS)]
+        server.end()
+        return times
 
 
 @pytest.mark.timeout(120)
-async def test_the_asyncio_client_loses_little_time_with_the_service() -> None:
-    rounds = [await one_async_round() for _ in range(ROUNDS)]
+@pytest.mark.parametrize("how", ["killed", "hung"])
+async def test_the_asyncio_client_loses_little_time_with_the_service(how: str) -> None:
+    check(f"asyncio_{how}", [await one_async_round(how) for _ in range(ROUNDS)])
+
+
+def check(name: str, rounds: list[tuple[float, list[float]]]) -> None:
+    """Medians: the machine may be busy with other tests, and that time is not the client's."""
     firsts, laters = [first for first, _ in rounds], [each for _, later in rounds for each in later]
-    figure("asyncio_first_call_after_loss_ms", f"median {median(firsts):.1f}, worst {max(firsts):.1f}")
-    figure("asyncio_later_calls_ms", f"median {median(laters):.3f}, worst {max(laters):.2f}")
+    figure(f"{name}_first_call_after_loss_ms", f"median {median(firsts):.1f}, worst {max(firsts):.1f}")
+    figure(f"{name}_later_calls_ms", f"median {median(laters):.3f}, worst {max(laters):.2f}")
     assert median(firsts) <= FIRST_MS
     assert median(laters) <= LATER_MS
+
+
+def test_a_slow_service_that_answers_health_checks_is_waited_for() -> None:
+    port = free_port()
+    server = Bare(port)
+    with PolicyClient(where=Connection(f"127.0.0.1:{port}", select_ms=5_000)) as client:
+        client.run(BOTH, Upstream(main=200))
+        server.lose("slow")
+        assert milliseconds(lambda: client.run(BOTH, Upstream(main=200))) >= SLOW_S * 1_000
+        assert not client.is_away
+    server.end()
+
+
+async def test_a_slow_service_is_waited_for_by_asyncio_and_a_cancelled_caller_is_let_go() -> None:
+    port = free_port()
+    server = Bare(port)
+    async with AsyncPolicyClient(where=Connection(f"127.0.0.1:{port}", select_ms=5_000)) as client:
+        await client.run(BOTH, Upstream(main=200).later)
+        server.lose("slow")
+        began = time.perf_counter()
+        await client.run(BOTH, Upstream(main=200).later)
+        assert time.perf_counter() - began >= SLOW_S
+        assert not client.is_away
+        waiting = asyncio.create_task(client.run(BOTH, Upstream(main=200).later))
+        await asyncio.sleep(SLOW_S / 2)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not client.is_away
+    server.end()

@@ -89,7 +89,7 @@ class Stuck:
         self._method = method
         self.is_reached = asyncio.Event()
 
-    async def call(self, method: Method[Any, Any], request: Any, timeout_ms: int) -> Any:
+    async def call(self, method: Method[Any, Any], request: Any, timeout_ms: int, silence_ms: int = 0) -> Any:
         if method.name == self._method and not self.is_reached.is_set():
             self.is_reached.set()
             await asyncio.sleep(30)

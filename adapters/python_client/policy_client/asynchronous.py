@@ -118,8 +118,9 @@ class AsyncPolicyClient(ClientBase):
         without = self._core.without_service(request)
         if without is not None:
             return without
+        timeout_ms, silence_ms = self._core.timeout_ms(connection.SELECT, line_ms), self._core.silence_ms(request)
         try:
-            response = await self.call(connection.SELECT, request, self._core.timeout_ms(connection.SELECT, line_ms))
+            response = await self.call(connection.SELECT, request, timeout_ms, silence_ms)
         except PolicyClientError as error:
             return self._core.not_selected(request, error)
         return self._core.selected(request, response)
@@ -147,20 +148,21 @@ class AsyncPolicyClient(ClientBase):
         self._send_behind((report,))
 
     # -- single calls ----------------------------------------------------------------------------------
-    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int = 0) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int = 0, silence_ms: int = 0) -> A:
         """One call of the contract.
 
         Args:
             method: one of `policy_client.connection`.
             request: its message.
             timeout_ms: deadline; 0: that of the method.
+            silence_ms: after so long without an answer, ask whether the service is there; 0: wait to the deadline.
 
         Raises:
             ServiceError: the service answered with an error.
             ServiceAwayError: it did not answer.
         """
         try:
-            answer = await self._rpc.call(method, request, timeout_ms or self._core.timeout_ms(method))
+            answer = await self._rpc.call(method, request, timeout_ms or self._core.timeout_ms(method), silence_ms)
         except PolicyClientError as error:
             self._core.heard(error)
             raise

@@ -40,12 +40,16 @@ class AwayPolicy:
             stand in the request. Leave it off where the catalogue caps or leases connections: only the service knows.
         kept_reports: reports kept for later; the oldest go first.
         kept_bytes: their size.
+        silence_ms: a decision that takes longer than this, while the request could go on without it, makes the client
+            ask whether the service is there; without an answer within as much again it is away. 0: the deadline
+            decides.
     """
 
     mode: FailMode = FailMode.OPEN
     trusts_candidates: bool = False
     kept_reports: int = 1_000
     kept_bytes: int = 4_194_304
+    silence_ms: int = 15
 
 
 def pool_of(request: messages.SelectTargetRequest) -> Pool:

@@ -146,6 +146,13 @@ class Core:
         own = {"SelectTarget": self._where.select_ms, "ReportOutcome": self._where.report_ms}
         return own.get(method.name, self._where.call_ms) + line_ms
 
+    def silence_ms(self, request: messages.SelectTargetRequest) -> int:
+        """How long a selection may be silent before the service is asked whether it is there; 0: to its deadline.
+
+        Only a request that may go on without the service gains by the question (spec/fleet.md section 6).
+        """
+        return self._away.silence_ms if local_order(request, self._away, self.known) else 0
+
     def heard(self, error: PolicyClientError | None = None) -> None:
         """Note what a call tells about the presence of the service."""
         if isinstance(error, ServiceAwayError):

@@ -228,7 +228,7 @@ class _Blocking:
     def __init__(self, policy: ScriptedPolicy) -> None:
         self._policy = policy
 
-    def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+    def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
         answer: A = self._policy.answer(method, request)
         return answer
 
@@ -253,7 +253,7 @@ class _Async:
     def __init__(self, policy: ScriptedPolicy) -> None:
         self._policy = policy
 
-    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
         answer: A = self._policy.answer(method, request)
         return answer
 

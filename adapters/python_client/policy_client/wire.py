@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import Failure, PolicyClientError, error_of
+from policy_client.errors import Failure, PolicyClientError, ServiceAwayError, error_of
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -18,13 +18,16 @@ A = TypeVar("A", bound=Message)
 Done = Callable[[PolicyClientError | None], None]
 """Told the end of a call that was sent behind; None: it was answered."""
 HEALTH_MS = 250
+LOOK_S = 1.0
+"""Between two looks for a service that lets a call wait."""
+SILENT = "the service answers nothing, not even a health check"
 
 
 class Rpc(Protocol):
     """How calls reach the service; `policy_client.testing` has one without a network."""
 
-    def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
-        """One call.
+    def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
+        """One call; with `silence_ms`, ended early where the service answers nothing at all.
 
         Raises:
             PolicyClientError: it failed.
@@ -52,12 +55,29 @@ class GrpcRpc:
         self._channel = channel or _channel(where)
         self._calls = {method.name: self._callable(method) for method in connection.METHODS}
 
-    def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+    def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
+        call = self._calls[method.name]
         try:
-            answer: A = self._calls[method.name](request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+            if not silence_ms:
+                answer: A = call(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+                return answer
+            pending = call.future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+            found: A = self._heard(pending, silence_ms)
+            return found
         except grpc.RpcError as error:
             raise error_of(failure_of(error)) from error
-        return answer
+
+    def _heard(self, pending: Any, silence_ms: int) -> Any:
+        """Answer of a call under way, as long as the service gives any sign of life."""
+        silence_s = silence_ms / 1000
+        while True:
+            try:
+                return pending.result(silence_s)
+            except grpc.FutureTimeoutError:
+                if not self._answers(silence_ms):
+                    pending.cancel()
+                    raise ServiceAwayError(SILENT) from None
+            silence_s = LOOK_S
 
     def send(self, method: Method[Any, Any], request: Message, timeout_ms: int, done: Done) -> None:
         future = self._calls[method.name].future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
@@ -65,11 +85,20 @@ class GrpcRpc:
 
     def is_serving(self, timeout_ms: int) -> bool:
         try:
-            check = self._channel.unary_unary(connection.HEALTH_METHOD)
-            answer = check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
+            return bool(self._health(timeout_ms) == connection.HEALTH_SERVING)
         except grpc.RpcError:
             return False
-        return bool(answer == connection.HEALTH_SERVING)
+
+    def _answers(self, timeout_ms: int) -> bool:
+        try:
+            self._health(timeout_ms)
+        except grpc.RpcError as error:
+            return is_answer(error)
+        return True
+
+    def _health(self, timeout_ms: int) -> Any:
+        check = self._channel.unary_unary(connection.HEALTH_METHOD)
+        return check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
 
     def close(self) -> None:
         self._channel.close()
@@ -92,6 +121,11 @@ def _channel(where: Connection) -> grpc.Channel:
 def failure_of(error: Any) -> Failure:
     """What a failed gRPC call tells, asyncio or not."""
     return Failure(error.code().name, error.details() or "", tuple(error.trailing_metadata() or ()))
+
+
+def is_answer(error: Any) -> bool:
+    """Whether a failed health check was answered: by a service that knows no health, or refuses it."""
+    return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def _error_in(ended: Any) -> PolicyClientError | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -9,8 +11,8 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import error_of
-from policy_client.wire import failure_of
+from policy_client.errors import ServiceAwayError, error_of
+from policy_client.wire import LOOK_S, SILENT, failure_of, is_answer
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -19,8 +21,8 @@ A = TypeVar("A", bound=Message)
 class AsyncRpc(Protocol):
     """How calls reach the service; `policy_client.testing` has one without a network."""
 
-    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
-        """One call.
+    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
+        """One call; with `silence_ms`, ended early where the service answers nothing at all.
 
         Raises:
             PolicyClientError: it failed.
@@ -44,21 +46,39 @@ class GrpcAsyncRpc:
         self._channel = channel
         self._calls: dict[str, Any] = {}
 
-    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
         send = self._calls.get(method.name) or self._callable(method)
+        pending = send(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+        look = _Look(self._answers, pending, silence_ms) if silence_ms else None
         try:
-            answer: A = await send(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+            answer: A = await pending
         except grpc.aio.AioRpcError as error:
             raise error_of(failure_of(error)) from error
+        except asyncio.CancelledError:
+            if look is not None and look.found_silence and not _is_cancelled():
+                raise ServiceAwayError(SILENT) from None
+            raise
+        finally:
+            if look is not None:
+                look.stop()
         return answer
 
     async def is_serving(self, timeout_ms: int) -> bool:
-        check = self._open().unary_unary(connection.HEALTH_METHOD)
         try:
-            answer = await check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
+            return bool(await self._health(timeout_ms) == connection.HEALTH_SERVING)
         except grpc.aio.AioRpcError:
             return False
-        return bool(answer == connection.HEALTH_SERVING)
+
+    async def _answers(self, timeout_ms: int) -> bool:
+        try:
+            await self._health(timeout_ms)
+        except grpc.aio.AioRpcError as error:
+            return is_answer(error)
+        return True
+
+    async def _health(self, timeout_ms: int) -> Any:
+        check = self._open().unary_unary(connection.HEALTH_METHOD)
+        return await check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -83,3 +103,37 @@ class GrpcAsyncRpc:
                 else grpc.aio.secure_channel(address, tls.credentials(), options)
             )
         return self._channel
+
+
+class _Look:
+    """Ends a call under way once the service gives no sign of life. Costs a timer, and a task only when it fires."""
+
+    def __init__(self, answers: Callable[[int], Awaitable[bool]], pending: Any, silence_ms: int) -> None:
+        self._answers = answers
+        self._pending = pending
+        self._silence_ms = silence_ms
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(silence_ms / 1000, self._start)
+        self.found_silence = False
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        if await self._answers(self._silence_ms):
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._start)
+            return
+        self.found_silence = True
+        self._pending.cancel()
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels the caller itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
