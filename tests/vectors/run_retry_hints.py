@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from policy_service.domain.decision_record import Hint
-from policy_service.domain.ids import SERVER_STATED
-from policy_service.domain.profiles import HintProfile
+from policy_service.domain.lockout import LockEvidence, lock_duration
+from policy_service.domain.profiles import HintProfile, LockoutProfile
 from policy_service.domain.retry_hints import read_header_hint, read_hint
 
 _DEFAULT_NOW = "2026-06-01T00:00:00Z"
@@ -48,4 +48,6 @@ def _lock_ms(hint: Hint | None, lock: dict[str, Any] | None) -> int | None:
     """Section 5: only a wait stated by the server may exceed the maximum of a lock."""
     if hint is None or lock is None:
         return None
-    return hint.wait_ms if hint.source in SERVER_STATED else min(hint.wait_ms, lock["max_cooldown_ms"])
+    evidence = LockEvidence(429, "rate_limit_exceeded", exact_ms=hint.wait_ms, exact_source=hint.source)
+    profile = LockoutProfile(max_cooldown_ms=lock["max_cooldown_ms"])
+    return lock_duration(evidence, 1, profile, 0, 0, None)
