@@ -269,3 +269,38 @@ def test_the_later_of_two_used_up_windows_is_the_wait_whichever_comes_first() ->
         windows = {"x-codex-primary-reset-after-seconds": first, "x-codex-secondary-reset-after-seconds": second}
         used = {"x-codex-primary-used-percent": "100", "x-codex-secondary-used-percent": "100"}
         assert wait_of(windows | used) == 20 * SECOND
+
+
+USELESS: dict[str, dict[str, str]] = {
+    "epoch": {"x-ratelimit-reset": ahead(-60)},
+    "milliseconds": {"retry-after-ms": "0"},
+    "milliseconds, negative": {"retry-after-ms": "-5"},
+    "codex": {"x-codex-primary-used-percent": "100", "x-codex-primary-reset-after-seconds": "0"},
+    "unified": {f"{UNIFIED}status": "rejected", f"{UNIFIED}reset": ahead(-60)},
+    "exact": {"ratelimit-reset": "0"},
+    "dimension": {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0s"},
+}
+LATER = {
+    "epoch": 2,
+    "milliseconds": 3,
+    "milliseconds, negative": 3,
+    "codex": 4,
+    "unified": 5,
+    "exact": 6,
+    "dimension": 8,
+}
+
+
+@pytest.mark.parametrize("useless", USELESS)
+def test_a_zero_or_past_wait_leaves_the_word_to_the_families_behind_it(useless: str) -> None:
+    for family in ORDER[LATER[useless] :]:
+        if (useless, family) not in {("epoch", "bare"), ("unified", "bare"), ("dimension", "bare")}:
+            assert wait_of(USELESS[useless] | FAMILIES[family][0]) == FAMILIES[family][1], family
+    assert wait_of(USELESS[useless]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "wait"), [("900", 900), ("1.5", 2), ("0.2", 1), ("0", None), ("-1", None), ("5s", None), ("", None)]
+)
+def test_milliseconds_are_a_positive_number_rounded_up(value: str, wait: int | None) -> None:
+    assert wait_of({"retry-after-ms": value}) == wait

@@ -199,3 +199,50 @@ def test_wordings_at_the_edge_of_a_row(text: str, wait: int | None) -> None:
 )
 def test_values_between_words_of_other_languages(text: str, wait: int | None) -> None:
     assert wait_of(text) == wait
+
+
+REFERENCE = {
+    "please retry in 5s": 5 * SECOND, "please retry in 1.5s": 1_500, "please retry in 90000s": DAY,
+    **{
+        f"{phrase} {written}": HOUR
+        for phrase in ("try again at", "wait until", "reset at", "resets at", "available at", "retry after")
+        for written in (
+            "2026-06-01 13:00", "2026-06-01T13:00:00", "2026-06-01 13:00:00.000", "2026-06-01T15:00:00+02:00",
+            "2026-06-01T13:00:00Z", "2026-06-01 13:00 UTC",
+        )
+    },
+    **{
+        f"{phrase} {written}": wait
+        for phrase in ("reset after", "resets after", "will reset after", "reset in", "resets in")
+        for written, wait in {
+            "1h2m3s": HOUR + 2 * MINUTE + 3 * SECOND, "1h": HOUR, "2m": 2 * MINUTE, "3s": 3 * SECOND,
+            "1h3s": HOUR + 3 * SECOND, "2m3s": 2 * MINUTE + 3 * SECOND, "900h": 30 * DAY,
+        }.items()
+    },
+    "reset in 1 day": DAY, "resets in 3 days": 3 * DAY, "resets in 2 day(s)": 2 * DAY,
+    "reset at 06-01 12:30": 30 * MINUTE, "reset at 06-01 12:30:05 UTC": 30 * MINUTE + 5 * SECOND,
+    "reset at 05-31 12:00 UTC": 30 * DAY,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFERENCE)
+@pytest.mark.parametrize("extended", [True, False])
+def test_the_reference_wordings_need_no_extension(text: str, extended: bool) -> None:
+    hint = read_hint({}, None, f"Quota reached: {text}.", NOW, HintProfile(extended_texts=extended))
+    assert (hint and hint.wait_ms) == REFERENCE[text]
+
+
+PHRASES = ("try again", "retry", "wait", "reset", "resets", "available", "back", "cool down")
+
+
+@pytest.mark.parametrize("connector", ["", "in", "after", "for", "within"])
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_every_waiting_phrase_announces_a_duration_with_and_without_its_connectors(phrase: str, connector: str) -> None:
+    for written in ("7 minutes", "7min", "420s"):
+        assert wait_of(f"Too many requests, {phrase} {connector} {written}.".replace("  ", " ")) == 7 * MINUTE
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_waiting_phrase_without_a_wait_and_a_number_without_a_phrase_say_nothing(phrase: str) -> None:
+    for text in (f"{phrase} later", f"decrease it and {phrase}", f"{phrase} 20 requests", f"{phrase}, 5 s used"):
+        assert wait_of(text) is None, text
