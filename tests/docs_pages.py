@@ -3,6 +3,7 @@
 The word behind the language of a block says what a test does with it:
 
     bash test           run by a shell, in order; a `text output` block behind it is what it prints
+    bash install        run with pip's dry run: every file, extra and package is there, and nothing is changed
     bash serve          `policy-service serve ...`: started for the blocks behind it, in place of the one before
     bash start          another program that runs on for the blocks behind it, until the end of the page
     python test         run like `bash test`
@@ -26,6 +27,7 @@ GENERATED = frozenset({"configuration.md", "signals-and-rules.md", "benchmark.md
 TAGS = frozenset(
     {
         "bash test",
+        "bash install",
         "bash serve",
         "bash start",
         "bash by-hand",

@@ -30,7 +30,9 @@ from tests.integration.test_service import free_port
 from tests.polyglot.doors import missing_for
 
 SHOWN_ADDRESSES = ("127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:8080", "127.0.0.1:9101", "127.0.0.1:9102")
-RUN = ("bash test", "python test")
+RUN = ("bash test", "bash install", "python test")
+DRY = {"PIP_DRY_RUN": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+"""Nothing is installed; and what is installed builds what is on disk (pip reads the second the wrong way round)."""
 RUNNABLE = [page for page in pages() if page.blocks(*RUN, "bash serve", "yaml catalogue", "yaml config")]
 _TIME = re.compile(r"\b(\d+) s\b")
 _LONGEST_BLOCK_S = 200
@@ -59,7 +61,7 @@ class Desk:
             "PYTHONWARNINGS": "ignore",
             "COLUMNS": "120",
         }
-        for name in ("docs", "proto"):
+        for name in ("docs", "proto", "adapters", "constraints.txt"):
             (directory / name).symlink_to(ROOT / name)
 
     def run(self, block: Block) -> str:
@@ -70,7 +72,7 @@ class Desk:
             command,
             input=self._placed(block.text),
             cwd=self.directory,
-            env=self._environment,
+            env={**self._environment, **(DRY if block.tag == "bash install" else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -115,7 +117,7 @@ class Desk:
         """Start the program of a `bash start` block; it ends with the page."""
         log = (self.directory / f"start-{len(self._programs)}.log").open("w")
         with log:
-            command = ["bash", "-euc", f"exec {self._placed(block.text)}"]
+            command = ["bash", "-euc", f"exec env {self._placed(block.text)}"]
             started = subprocess.Popen(command, cwd=self.directory, env=self._environment, stdout=log, stderr=log)
         self._programs.append(started)
 

@@ -54,7 +54,8 @@ def _sum(results: Sequence[Result]) -> str:
     counts = {status: sum(result.status is status for result in results) for status in Status}
     breaches = sum(result.is_breach for result in results)
     found = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"{len(results)} rules: {found}; " + ("conforms" if not breaches else f"{breaches} must be mended")
+    count = "1 rule" if len(results) == 1 else f"{len(results)} rules"
+    return f"{count}: {found}; " + ("conforms" if not breaches else f"{breaches} must be mended")
 
 
 def as_json(results: Sequence[Result]) -> str:
