@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from policy_service.application import permit_acts, start_slots
 from policy_service.application import permit_work as work
 from policy_service.application.gate_loads import GateLoads
+from policy_service.application.giving_back import Attempt, GivingBack, Pause, wait_for
 from policy_service.application.messages import PermitRef
 from policy_service.application.permit_gates import profile_of, reconfigured
 from policy_service.application.permit_work import PermitAsk, PermitChange, PermitOutcome
@@ -39,7 +40,10 @@ OPERATION_MS: DurationMs = 2_000
 SLACK_MS: DurationMs = 2_000
 """Beyond its deadline a wait goes on for this long at most, for the store to say how it ended."""
 WITHDRAW_MS: DurationMs = 5_000
-RELEASE_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 0.0)
+RELEASE_MS: DurationMs = 120_000
+"""For so long a permit is tried to be given back: the default TTL, after which it has ended by itself."""
+LOOKS_WHEN_UNSURE = 4
+"""An acquire that was cut off may be committed after the first look has found nothing."""
 NO_EVIDENCE = RateEvidence()
 NO_REVISION = -1
 """Older than every configuration: the gate stays as it is configured."""
@@ -51,6 +55,7 @@ class Permits:
     Args:
         replica: name of this replica, written to the tickets of the calls that wait here.
         store_ms: longest time of a transaction that no caller's budget bounds.
+        pause: waits between two attempts at giving something back.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Permits:
         *,
         monotonic_ms: Callable[[], float],
         store_ms: DurationMs = OPERATION_MS,
+        pause: Pause = wait_for,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -73,11 +79,10 @@ class Permits:
         self._wake = asyncio.Event()
         self._tending: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Future[Any]] = set()
+        self._giving_back = GivingBack(monotonic_ms, pause)
         self._beat_at = 0.0
         self._end_subscription: Callable[[], Awaitable[None]] | None = None
         self.loads = GateLoads(store, monotonic_ms)
-        self.withdrawn = 0
         self._learned: dict[str, Instant] = {}
 
     async def start(self) -> None:
@@ -93,12 +98,11 @@ class Permits:
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
-        await self.settled()
+        await self._giving_back.stop()
 
     async def settled(self) -> None:
         """Wait for withdrawals under way."""
-        while self._background:
-            await asyncio.wait(set(self._background))
+        await self._giving_back.settled()
 
     def wake(self) -> None:
         """Another replica handed something to a call that waits here."""
@@ -172,17 +176,23 @@ class Permits:
     def _abandon(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> None:
         """Nobody takes the answer: withdraw the ticket, or give the grant back, once the acquire is through."""
         if self._line.leave(waiter):
-            self._later(self._withdraw(waiter, entering))
+            attempt = self._withdrawal(waiter, entering)
+            self._giving_back.insist(attempt, RELEASE_MS, f"the place in line of request {waiter.request_id}")
 
-    async def _withdraw(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> None:
-        await asyncio.gather(entering, return_exceptions=True)
-        if waiter.request_id in self._line.ids:
-            return  # the caller came again meanwhile
-        self.withdrawn += 1
-        try:
-            await self.cancel(waiter.request_id, keys=waiter.passage.keys)
-        except StoreUnavailableError:
-            log.warning("a ticket could not be withdrawn and ends by itself")
+    def _withdrawal(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> Attempt:
+        """Attempts to withdraw what `entering` takes; over as soon as the caller comes again."""
+        looks = 0
+
+        async def attempt() -> bool:
+            nonlocal looks
+            await asyncio.wait({entering})
+            if waiter.request_id in self._line.ids:
+                return True
+            found = await self.cancel(waiter.request_id, keys=waiter.passage.keys)
+            looks += 1
+            return bool(found) or entering.exception() is None or looks >= LOOKS_WHEN_UNSURE
+
+        return attempt
 
     # -- holding and ending ------------------------------------------------------------------------------
     async def renew(self, permit_ids: Sequence[str], ttl_ms: DurationMs | None = None) -> list[PermitChange]:
@@ -202,17 +212,15 @@ class Permits:
 
     def release_soon(self, permit_ids: Sequence[str]) -> None:
         """Give permits back in the background; what cannot be given back ends by expiry."""
-        if permit_ids:
-            self._later(self._release_patiently(tuple(permit_ids)))
+        if not permit_ids:
+            return
+        ids = tuple(permit_ids)
 
-    async def _release_patiently(self, permit_ids: Sequence[str]) -> None:
-        for pause_s in RELEASE_PAUSES_S:
-            try:
-                await self.release(permit_ids)
-                return
-            except StoreUnavailableError:
-                await asyncio.sleep(pause_s)
-        log.warning("%d permits could not be given back and end by expiry", len(permit_ids))
+        async def attempt() -> bool:
+            await self.release(ids)
+            return True
+
+        self._giving_back.insist(attempt, RELEASE_MS, f"{len(ids)} permits")
 
     async def cancel(self, request_id: str, *, keys: Sequence[str] = ()) -> list[PermitChange]:
         """Withdraw a request wherever it waits, or give back what it holds.
@@ -292,11 +300,6 @@ class Permits:
         self._line.note(commit)
         self.loads.note(commit.counts)
         return commit
-
-    def _later(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     def _tend(self) -> None:
         if self._tending is None or self._tending.done():

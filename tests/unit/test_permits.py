@@ -183,13 +183,13 @@ async def test_every_call_of_a_request_is_told_of_its_permit(world: World) -> No
     assert permit_id(await calls[0]) == permit_id(await calls[1])
 
 
-async def test_an_acquire_without_the_store_is_refused_and_withdrawn_later(world: World) -> None:
+async def test_an_acquire_without_the_store_is_refused_and_no_longer_waited_for(world: World) -> None:
     world.stores[0].is_away = True
     outcome = await world.permits[0].acquire(ask("q"))
     assert outcome.refusal is not None
     assert (outcome.refusal.code, outcome.refusal.http_status) == ("STORE_UNAVAILABLE", 503)
     assert outcome.refusal.reason == "store_unavailable"
-    await world.permits[0].settled()
+    await world.permits[0].stop()
     assert world.permits[0].waiting == 0
 
 
