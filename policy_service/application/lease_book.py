@@ -26,6 +26,8 @@ NO_CAUSE = Cause("", 0)
 Operation = Callable[[LeaseSight], LeaseStep]
 OnConnection = Callable[[tuple[LeaseRow, ...], LeaseCall, LeaseRules, Instant], LeaseStep]
 _GRANTS = (LeaseResult.ACQUIRED, LeaseResult.TRANSITIONED)
+NO_GENERATION = 0
+"""Remembered in place of a generation: the call took no grant in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,38 @@ class LeaseBook:
 
         return await self._run(LeaseUnit(LeaseScope((call.owner_hash,), generation=call.generation), run))
 
+    async def tell(self, granted: LeaseRow, event_id: str) -> LeaseRow | None:
+        """The present state of what the call `event_id` was granted, for its repetition; from now on nobody takes it
+        back. None where it was taken back before."""
+
+        def run(sight: LeaseSight) -> LeaseWrites[LeaseRow | None]:
+            if sight.granted != granted.generation:
+                return LeaseWrites(None)
+            named = (granted.owner_hash, granted.generation)
+            rows = (row for row in sight.rows if (row.owner_hash, row.generation) == named)
+            return LeaseWrites(max(rows, key=lambda row: row.id), grant=(_told(granted), granted.generation))
+
+        scope = LeaseScope((granted.owner_hash,), generation=granted.generation, event_id=event_id)
+        return await self._run(LeaseUnit(scope, run))
+
+    async def take_back(self, granted: LeaseRow, event_id: str, cause: Cause = NO_CAUSE) -> bool:
+        """End a lease whose caller left before it was told of it; False where another call of the owner was told of it
+        meanwhile, or it is not as it was granted. The call `event_id` then was granted nothing."""
+        call = LeaseCall(
+            granted.owner_hash, granted.api_key_id, granted.generation, reason=lease.EndReason.CLIENT_CANCELLED
+        )
+
+        def run(sight: LeaseSight) -> LeaseWrites[bool]:
+            own = lease.active_of_owner(sight.rows, granted.owner_hash, sight.now)
+            if sight.granted is not None or own is None or _as_granted(own) != _as_granted(granted):
+                return LeaseWrites(value=False)
+            step = lease.release(sight.rows, call, sight.now)
+            forgotten = (event_id, NO_GENERATION) if event_id else None
+            return LeaseWrites(True, step.writes, self._facts(sight, step.writes, cause), forgotten)
+
+        scope = LeaseScope((granted.owner_hash,), generation=granted.generation, event_id=_told(granted))
+        return await self._run(LeaseUnit(scope, run))
+
     async def active(self) -> LeaseSight:
         """Every active lease; lapsed ones that no sweep has met yet are among the rows."""
         return await self._store.look(LeaseScope(everything=True), timeout_ms=self._budget_ms)
@@ -182,9 +216,7 @@ class LeaseBook:
 
         def run(sight: LeaseSight) -> LeaseWrites[LeaseStep]:
             step = operation(sight.rows, call, self.rules(sight, terms), sight.now)
-            is_grant = event_id and step.result in _GRANTS and step.lease is not None
-            grant = (event_id, step.lease.generation) if is_grant and step.lease else None
-            return replace(self._written(sight, step, cause), grant=grant)
+            return replace(self._written(sight, step, cause), grant=_remembered(step, event_id))
 
         return await self._run(LeaseUnit(scope, run))
 
@@ -207,6 +239,25 @@ class LeaseBook:
             return ()
         log = FactLog(replace(cause, event_id=f"lease/{self._entropy.new_id()}", at=sight.now, replica=self._replica))
         return tuple(_fact(log, row) for row in told)
+
+
+def _told(row: LeaseRow) -> str:
+    """Key under which is remembered that a further call was told of a lease."""
+    return f"lease-told/{row.owner_hash}/{row.generation}"
+
+
+def _remembered(step: LeaseStep, event_id: str) -> tuple[str, int] | None:
+    """A grant under its call; that an owner was told of the lease it has."""
+    if step.lease is None:
+        return None
+    if step.result is LeaseResult.REUSED:
+        return _told(step.lease), step.lease.generation
+    return (event_id, step.lease.generation) if event_id and step.result in _GRANTS else None
+
+
+def _as_granted(row: LeaseRow) -> tuple[object, ...]:
+    """What a move or a renewal changes."""
+    return row.api_key_id, row.connection_id, row.generation, row.renewed_at, row.expires_at
 
 
 def _fact(log: FactLog, row: LeaseRow) -> Fact:

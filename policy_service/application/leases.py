@@ -5,11 +5,14 @@ An acquire goes through selection like an inference request; the connections on 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policy_service.application.callers import Registry
+from policy_service.application.giving_back import GivingBack
 from policy_service.application.lease_book import LeaseBook, LeaseTerms
 from policy_service.application.lease_terms import (
     Offer,
@@ -33,6 +36,7 @@ from policy_service.domain.catalogue import Caller
 from policy_service.domain.facts import Cause
 from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.lease import (
+    TTL_DEFAULT_MS,
     Fence,
     LeaseCall,
     LeaseResult,
@@ -40,6 +44,7 @@ from policy_service.domain.lease import (
     LeaseRules,
     LeaseStep,
     active_of_owner,
+    clamp_ttl,
     visible_label,
 )
 from policy_service.domain.lease_context import (
@@ -79,15 +84,20 @@ class Leases:
 
     Args:
         offers: connections for a model, judged by the ordinary filters, in the order of the account strategy.
+        giving_back: takes the leases whose callers have left.
     """
 
-    def __init__(self, registry: Registry, book: LeaseBook, offers: Offers) -> None:
+    def __init__(self, registry: Registry, book: LeaseBook, offers: Offers, giving_back: GivingBack) -> None:
         self._registry = registry
         self._book = book
         self._offers = offers
+        self._giving_back = giving_back
 
     async def acquire(self, message: LeaseMessage) -> LeaseShown | LeaseUnavailable:
-        """A lease on the best free connection, or the owner's own; raises PolicyError by section 6.1."""
+        """A lease on the best free connection, or the owner's own; raises PolicyError by section 6.1.
+
+        A caller that is cancelled before its answer holds no lease by this call.
+        """
         asked = _Asked(message)
         admitted = self._admit(message, asked)
         if not asked.offers:
@@ -173,7 +183,10 @@ class Leases:
         sight = await self._book.look((admitted.owner_hash,), known, event_id=event_id)
         earlier = _earlier_grant(sight, admitted)
         if earlier is not None:
-            return LeaseShown(earlier, reused=True)
+            present = await self._book.tell(earlier, event_id)
+            if present is not None:
+                return LeaseShown(present, reused=True)
+            sight = await self._book.look((admitted.owner_hash,), known)
         own = active_of_owner(sight.rows, admitted.owner_hash, sight.now)
         if own is not None and own.api_key_id != admitted.caller.id:
             raise error_of(LeaseRefusal(LeaseCode.FENCE_STALE))
@@ -209,7 +222,7 @@ class Leases:
             )
             operation = self._book.transition if own else self._book.acquire
             terms, event_id = terms_of(self._registry, connection), _event_id(admitted, message)
-            step = await operation(call, terms, _cause(message), event_id)
+            step = await self._to_its_end(operation(call, terms, _cause(message), event_id), call, event_id)
             verdict = after_claim(step.result)
             if verdict is ClaimVerdict.DISPATCH and step.lease is not None:
                 return LeaseShown(step.lease, step.result is LeaseResult.REUSED)
@@ -217,6 +230,24 @@ class Leases:
                 raise error_of(LeaseRefusal(LeaseCode.FENCE_STALE))
             free_at += [] if step.free_at is None else [step.free_at]
         return await self._all_taken(free_at, len(planned.candidates))
+
+    async def _to_its_end(self, claim: Coroutine[Any, Any, LeaseStep], call: LeaseCall, event_id: str) -> LeaseStep:
+        """The transaction goes on without a caller that has left; what it grants goes back."""
+        claiming = asyncio.ensure_future(claim)
+
+        async def attempt() -> bool:
+            await asyncio.wait({claiming})
+            if claiming.exception() is None:
+                step = claiming.result()
+                if step.result is LeaseResult.ACQUIRED and step.lease is not None:
+                    await self._book.take_back(step.lease, event_id)
+            return True
+
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._giving_back.insist(attempt, clamp_ttl(call.ttl_ms or TTL_DEFAULT_MS), "a lease")
+            raise
 
     async def _all_taken(self, free_at: Sequence[Instant], eligible: int) -> LeaseUnavailable:
         sight = await self._book.look((), ())

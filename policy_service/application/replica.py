@@ -17,6 +17,7 @@ from policy_service.application.commit import CommitLimits, Folding, GroupedComm
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.follow import Follower, FollowSettings
 from policy_service.application.freshness import Freshness
+from policy_service.application.giving_back import GivingBack
 from policy_service.application.grants import Grants
 from policy_service.application.lease_book import LeaseBook
 from policy_service.application.lease_upkeep import LeaseUpkeep
@@ -154,6 +155,7 @@ class Replica:
             budget_ms=settings.operation_ms,
             awaits_failover=settings.awaits_failover,
         )
+        self.lease_returns = GivingBack(monotonic_ms)
         self._lease_upkeep = LeaseUpkeep(self.registry, self.leases)
         self.pins = Pins(stores.pins, self.view, budget_ms=settings.select_ms, store_away=self.is_store_away)
         self.pin_reports = PinReports(stores.pins, self.pins)
@@ -241,6 +243,7 @@ class Replica:
         await self.watch.holdings.settled()
         await self.pin_reports.stop()
         await self.permits.stop()
+        await self.lease_returns.stop()
         await self.grants.settle()
         await self.overflows.settle()
         await self.follower.stop()

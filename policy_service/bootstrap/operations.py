@@ -135,7 +135,7 @@ def _read(loaded: LoadedCatalogue) -> ReadCatalogue:
 def ownership_methods(replica: Replica, reading: Reading) -> tuple[dict[str, Unary], dict[str, Unary]]:
     """Methods of PolicyService and of AdminService for leases and permits."""
     offers = ConnectionOffers(replica.view, replica.clock, replica.settings.name)
-    leases = Leases(replica.registry, replica.leases, offers)
+    leases = Leases(replica.registry, replica.leases, offers, replica.lease_returns)
     probes = ProbePermits(replica.store, replica.view)
     permits = PermitMethods(
         replica.permits,

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2
 
 from policy_service.application.callers import Registry
 from policy_service.application.entropy import SystemEntropy
+from policy_service.application.giving_back import GivingBack
 from policy_service.application.lease_book import LeaseBook
 from policy_service.application.lease_terms import Offer
 from policy_service.application.lease_upkeep import LeaseAdmin
@@ -89,7 +90,7 @@ async def served(embedded_url: str) -> AsyncIterator[Served]:
     book = LeaseBook(PostgresLeaseStore(store), SystemEntropy(), "r1")
     limits = Limits()
     reading = Reading(TokenSeal({1: SECRET}), FakeClock(), SystemEntropy(), limits)
-    methods = lease_methods(Leases(registry, book, offers), reading)
+    methods = lease_methods(Leases(registry, book, offers, GivingBack(lambda: 0.0)), reading)
     services: list[Any] = [
         PolicyServicer(FakeSelects(), FakeReports(), reading, further=methods),
         AdminServicer(lease_admin_operations(LeaseAdmin(book))),

@@ -12,6 +12,7 @@ from policy_service.application.admin import Actor
 from policy_service.application.callers import Registry
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.errors import InvalidRequestError, PolicyError, StoreLostError
+from policy_service.application.giving_back import GivingBack
 from policy_service.application.lease_book import LeaseBook
 from policy_service.application.lease_terms import Offer
 from policy_service.application.lease_upkeep import LeaseAdmin, LeaseUpkeep
@@ -68,7 +69,8 @@ class World:
         self.view = View(self.policy(callers), fold_report)
         self.registry = Registry(self.view)
         self.book = LeaseBook(self.rows, SystemEntropy(1), "r1")
-        self.leases = Leases(self.registry, self.book, self.offers)
+        self.giving_back = GivingBack(lambda: float(self.now))
+        self.leases = Leases(self.registry, self.book, self.offers, self.giving_back)
         self.selection = ManagedSelection(self.registry, self.book)
         self.reports = LeaseReports(self.book)
         self.admin = LeaseAdmin(self.book)
@@ -521,7 +523,7 @@ async def test_the_lock_delay_in_force_keeps_a_lapsed_connection_back() -> None:
 async def test_after_an_asynchronous_failover_no_lease_is_granted_for_the_largest_ttl() -> None:
     world = World()
     world.book = LeaseBook(world.rows, SystemEntropy(1), awaits_failover=True)
-    world.leases = Leases(world.registry, world.book, world.offers)
+    world.leases = Leases(world.registry, world.book, world.offers, world.giving_back)
     await world.held("o")
     world.store.database.epoch, world.rows.table.raised_at = 2, world.now
     waits = await world.acquire("q")
