@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from policy_service.application.clock import DatabaseClock
 from policy_service.application.convergence import Convergence
-from policy_service.application.ports import ClockSample, Feed, Store, StoreUnavailableError
+from policy_service.application.ports import ClockSample, Feed, Store, StoreSlowError, StoreUnavailableError
 from policy_service.application.view import View
 from policy_service.domain.ids import DurationMs
 
@@ -112,19 +112,25 @@ class Follower:
             await asyncio.sleep(self._settings.gap_ms / 1000 - (loop.time() - polled))
             self._wake.clear()
             polled = loop.time()
-            try:
-                await self._step()
-                self._failures = 0
-            except StoreUnavailableError as error:
-                self._note_failure(error)
-            except Exception:
-                log.exception("a poll of the change feed failed")
-                self._failures += 1
-                await asyncio.sleep(self._settings.poll_ms / 1000)
+            await self.attempt()
+
+    async def attempt(self) -> None:
+        """Poll once; a failure is noted, and the next attempt takes account of it."""
+        try:
+            await self._step()
+            self._failures = 0
+        except StoreUnavailableError as error:
+            self._note_failure(error)
+        except Exception:
+            log.exception("a poll of the change feed failed")
+            self._failures += 1
+            await asyncio.sleep(self._settings.poll_ms / 1000)
 
     def _note_failure(self, error: StoreUnavailableError) -> None:
+        """A poll that merely took too long goes on from where it was, with the patience of a load; only then, and where
+        the store was away, everything is read anew, which is more work for a store that has too much of it."""
         self._failures += 1
-        self._reload = True
+        self._reload |= self._failures > 1 or not isinstance(error, StoreSlowError)
         if self._failures == 3:
             log.warning("the change feed is away, answers come from the last view: %s", error)
 
@@ -148,7 +154,8 @@ class Follower:
             self._reload = False
             self.reloads += 1
             return feed
-        return await self._store.poll(self._view.watermark, timeout_ms=self._settings.poll_timeout_ms)
+        patience_ms = LOAD_TIMEOUT_MS if self._failures else self._settings.poll_timeout_ms
+        return await self._store.poll(self._view.watermark, timeout_ms=patience_ms)
 
     async def _store_clock(self) -> None:
         sent = self._monotonic_ms()

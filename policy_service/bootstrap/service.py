@@ -181,8 +181,7 @@ class Service:
         store = self.config.store
         return StoreOptions(
             application_name=f"policy-service {self.name}"[:63],
-            pool_size=max(1, store.pool_size // 2),
-            pool_overflow=max(1, store.pool_size - store.pool_size // 2),
+            pool_size=store.pool_size,
             connect_timeout_ms=store.connect_ms,
             has_transaction_pooler=store.pgbouncer,
             notifications=store.notifications,

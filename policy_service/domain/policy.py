@@ -46,6 +46,10 @@ _QUEUE_OVERRIDES = {
 _DEFAULT_EGRESS_OFF = frozenset({"none", "off", "false", "0"})
 
 
+MEMO_ENTRIES = 50_000
+"""Connections whose compiled policy is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionPolicy:
     """Everything that applies to the outcomes of one connection."""
@@ -118,6 +122,8 @@ class Policy:
         self.has_gates = bool(self._capped) or self._paces()
         self.disabled_connections = frozenset(c.id for c in catalogue.connections.values() if not c.enabled)
         self._memo: dict[tuple[str, str, AuthClass | None], ConnectionPolicy] = {}
+        self._plain: dict[tuple[str, AuthClass | None, AuthClass | None, bool], ConnectionPolicy] = {}
+        """What connections without settings of their own share: a pool may name tens of thousands of them."""
 
     def is_capped(self, connection: str) -> bool:
         """True where `max_concurrent` of a declared connection is a limit (concurrency.md section 1)."""
@@ -147,8 +153,9 @@ class Policy:
         key = (provider, connection, auth_class)
         found = self._memo.get(key)
         if found is None:
-            found = self._compile(*key)
-            if len(self._memo) < 50_000:
+            declared = self._declared(provider, connection)
+            found = (self._compile if declared.settings else self._share)(provider, declared, auth_class)
+            if len(self._memo) < MEMO_ENTRIES:
                 self._memo[key] = found
         return found
 
@@ -158,11 +165,23 @@ class Policy:
         return self.sources.resolve(name, connection=own)
 
     # -- compilation ---------------------------------------------------------------------------------
-    def _compile(self, provider: str, connection: str, hint: AuthClass | None) -> ConnectionPolicy:
-        entry = self.directory.get(provider)
+    def _declared(self, provider: str, connection: str) -> Connection:
         declared = self.catalogue.connections.get(connection)
         if declared is None or self.canonical(declared.provider) != self.canonical(provider):
-            declared = Connection(id=connection, provider=entry.id)
+            return Connection(id=connection, provider=self.directory.get(provider).id)
+        return declared
+
+    def _share(self, provider: str, declared: Connection, hint: AuthClass | None) -> ConnectionPolicy:
+        key = (provider, declared.auth_class, hint, declared.enabled)
+        found = self._plain.get(key)
+        if found is None:
+            found = self._compile(provider, declared, hint)
+            if len(self._plain) < MEMO_ENTRIES:
+                self._plain[key] = found
+        return replace(found, connection=declared)
+
+    def _compile(self, provider: str, declared: Connection, hint: AuthClass | None) -> ConnectionPolicy:
+        entry = self.directory.get(provider)
         auth = declared.auth_class or hint or entry.auth_class
         if hint is None and auth is AuthClass.NONE and not self.directory.is_known(provider):
             auth = self._unlisted

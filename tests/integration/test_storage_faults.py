@@ -187,7 +187,7 @@ async def test_a_cancelled_caller_neither_loses_its_unit_nor_leaks_a_connection(
     await eventually(lambda: are_counted(store, units))
     async with driver(embedded_url) as rival:
         states = await rival.fetch("SELECT state FROM pg_stat_activity WHERE application_name = $1", NAME)
-        assert 0 < len(states) <= StoreOptions().pool_size + StoreOptions().pool_overflow
+        assert 0 < len(states) <= StoreOptions().pool_size
         assert {row["state"] for row in states} == {"idle"}
     assert await asyncio.gather(*(store.read_clock(timeout_ms=TIMEOUT_MS) for _ in range(20)))
 

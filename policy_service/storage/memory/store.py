@@ -25,12 +25,13 @@ from policy_service.application.ports import (
     Versioned,
 )
 from policy_service.application.ports_fleet import Sighting, Signer
+from policy_service.domain.egress import EgressSighting
 from policy_service.domain.facts import Fact
 from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.storage.retention import Retention
 from policy_service.storage.scope import covers, refuse_foreign_writes
-from policy_service.storage.sightings import prune_sightings
+from policy_service.storage.sightings import is_old, prune_sightings
 
 T = TypeVar("T")
 
@@ -268,6 +269,11 @@ class MemoryStore:
             if (before_id is None or numbers[fact.id] < before_id) and _matches(fact, wanted)
         ][:limit]
         return FactPage(tuple(found), numbers[found[-1].id] if found and len(found) == limit else None)
+
+    async def sighted_before(self, oldest: Instant, limit: int, *, timeout_ms: DurationMs) -> list[tuple[str, str]]:
+        """Connections with egress sightings older than that, some of them."""
+        rows = (row for _, row in self._call().rows.values() if isinstance(row, EgressSighting))
+        return sorted({(row.provider, row.connection) for row in rows if is_old(row, oldest)})[:limit]
 
     async def prune(self, now: Instant, *, timeout_ms: DurationMs) -> Mapping[str, int]:
         kept = self._retention

@@ -7,6 +7,7 @@ while some transaction stays open the xmin stands still, and every poll would br
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from policy_service.application.ports import Feed, Versioned
 from policy_service.storage.postgres import statements
 from policy_service.storage.postgres.session import Session
 from policy_service.storage.rows import decode_row
+
+AT_ONCE = 250
+"""Records that are read in one step of the event loop: decisions go on while a large state is loaded."""
 
 _WATERMARK = re.compile(r"([0-9]+)/(([0-9]+):[0-9]+:[0-9,]*)")
 
@@ -100,6 +104,10 @@ async def poll(session: Session, watermark: str) -> Feed:
 async def _read(session: Session, statement: str, *parameters: Any) -> Reading:
     reading = Reading()
     async with session.connect() as connection:
-        for tag, body in await session.execute(connection, statement, *parameters):
+        records = await session.execute(connection, statement, *parameters)
+    for first in range(0, len(records), AT_ONCE):
+        if first:
+            await asyncio.sleep(0)
+        for tag, body in records[first : first + AT_ONCE]:
             reading.take(tag, json.loads(body))
     return reading

@@ -41,8 +41,9 @@ class StoreOptions:
     """How a replica uses its database. Durations in ms."""
 
     application_name: str = "policy-service"
-    pool_size: int = 4
-    pool_overflow: int = 4
+    pool_size: int = 8
+    """Connections, opened when they are needed and then kept: closing one after use costs its next user a process of
+    the server, the planning of every statement and a look at the server's identity."""
     connect_timeout_ms: DurationMs = 2_000
     statement_timeout_ms: DurationMs = 10_000
     lock_timeout_ms: DurationMs = 2_000
@@ -99,7 +100,7 @@ def open_engine(url: URL, options: StoreOptions) -> AsyncEngine:
     return create_async_engine(
         url,
         pool_size=options.pool_size,
-        max_overflow=options.pool_overflow,
+        max_overflow=0,
         pool_use_lifo=True,
         hide_parameters=True,
         connect_args=connect_arguments(options),

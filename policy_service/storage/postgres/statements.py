@@ -34,11 +34,13 @@ SELECT system_identifier::text,
   ('x' || lpad(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 16, '0'))::bit(64)::bigint
 FROM pg_control_system()"""
 ADOPT_IDENTITY = f"""
-INSERT INTO fleet AS f (epoch, system_identifier, timeline) VALUES (1, $1, $2)
+INSERT INTO fleet AS f (epoch, system_identifier, timeline) SELECT 1, $1, $2
+WHERE NOT EXISTS (SELECT FROM fleet WHERE (system_identifier, timeline) = ($1::text, $2::bigint))
 ON CONFLICT (id) DO UPDATE SET epoch = f.epoch + 1, system_identifier = excluded.system_identifier,
   timeline = excluded.timeline, raised_at = {NOW_MS}
 WHERE (f.system_identifier, f.timeline) IS DISTINCT FROM (excluded.system_identifier, excluded.timeline)"""
-"""$1 system identifier, $2 timeline. Only the first replica that sees a change raises the epoch."""
+"""$1 system identifier, $2 timeline. Only the first replica that sees a change raises the epoch; the others, which is
+the rule, write and lock nothing."""
 
 LOCK_FLEET = "SELECT epoch FROM fleet FOR UPDATE"
 NEWEST_CATALOGUE = (
@@ -96,6 +98,9 @@ UNION ALL
 SELECT '{kind}', json_build_object('version', version, 'row', to_jsonb(t))::text FROM "{kind}" t"""
     for kind in STATE_TABLES
 )
+
+SIGHTED_BEFORE = "SELECT DISTINCT provider, connection FROM egress_sighting WHERE seen_at < $1 LIMIT $2::bigint"
+"""$1 instant, $2 connections at most. A tombstone was seen at no instant."""
 
 PRUNED_AT_ONCE = 10_000
 """Rows that one statement deletes at most; the next pruning goes on."""

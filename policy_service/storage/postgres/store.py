@@ -51,8 +51,9 @@ class PostgresStore:
     def __init__(self, url: str | URL, options: StoreOptions | None = None, retention: Retention | None = None) -> None:
         options = options or StoreOptions()
         self._sessions = Sessions(url, options)
-        self._following = Sessions(url, replace(options, pool_size=1, pool_overflow=0))
-        """The feed's own connection: selections that wait for a guard must not keep the view from following."""
+        self._following = Sessions(url, replace(options, pool_size=2))
+        """Of the feed and of the roll: selections that wait for a guard must not keep the view from following, nor must
+        a signature that waits for the commit under way, which writes the same row."""
         self._retention = retention or Retention()
         self._guards = Guards()
         self._listeners: set[Listener] = set()
@@ -219,6 +220,11 @@ class PostgresStore:
         rows = await self._query(statement, limit, *filters.values(), *place)
         facts = tuple(row_codec(Fact).decode(json.loads(body)) for _, body in rows)
         return FactPage(facts, rows[-1][0] if rows and len(rows) == limit else None)
+
+    async def sighted_before(self, oldest: Instant, limit: int, *, timeout_ms: DurationMs) -> list[tuple[str, str]]:
+        """Connections with egress sightings older than that, some of them."""
+        rows = await self._query(statements.SIGHTED_BEFORE, oldest, limit, timeout_ms=timeout_ms)
+        return [(provider, connection) for provider, connection in rows]
 
     async def prune(self, now: Instant, *, timeout_ms: DurationMs) -> Mapping[str, int]:
         sightings = await prune_sightings(self, now - self._retention.sighting_ms, timeout_ms)

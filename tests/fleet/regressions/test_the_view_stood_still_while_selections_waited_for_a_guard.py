@@ -11,7 +11,7 @@ from policy_service.storage.postgres.session import StoreOptions
 from policy_service.storage.postgres.store import PostgresStore
 from tests.contract.beside import driver
 
-SMALL = StoreOptions(pool_size=1, pool_overflow=0)
+SMALL = StoreOptions(pool_size=1)
 UNIT: Unit[None] = Unit(Scope(frozenset({"p"})), lambda _book, _now, _known: UnitResult(None))
 
 
