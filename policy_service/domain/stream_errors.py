@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from policy_service.domain.error_object import read_json
 from policy_service.domain.stream_events import carries_error
@@ -16,6 +17,8 @@ _MARKS_READ = 128
 """Lines with a mark that are looked at; a body with more of them says nothing new."""
 _RUN_LINES = 64
 """Lines that one event is written over, at most, before and behind the one with the mark."""
+_RUN_SPAN = 8_192
+"""Characters of these lines, on either side."""
 _MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"', '"code"')
 _DATA = "data:"
 _JSON_ENDS = ("}", "]", '"')
@@ -39,10 +42,10 @@ def stream_error(text: str) -> object | None:
         data = _data_of(lines[start:end])
         body = _json_of(data)
         if body is None and start >= joined_to and lines.startswith(_DATA, start):
-            first, joined_to = start if is_error_event else _run_start(lines, start), _run_end(lines, end)
-            if joined_to - first > end - start:
-                data = "\n".join(map(_data_of, lines[first:joined_to].split("\n")))
-                body = _json_of(data)
+            before, behind = [] if is_error_event else _run_before(lines, start), _run_behind(lines, end)
+            joined_to = end + sum(len(line) + 1 for line in behind)
+            data = "\n".join((*map(_data_of, before), data, *map(_data_of, behind)))
+            body = _json_of(data) if before or behind else None
         if body is not None and carries_error(body):
             return body
         if is_error_event and data and (body is None or isinstance(body, dict)):
@@ -90,20 +93,21 @@ def _line_end(text: str, start: int) -> int:
     return end if end >= 0 else len(text)
 
 
-def _run_start(text: str, start: int) -> int:
-    """Beginning of the data lines that lead up to one without a gap: together they are one event."""
-    for _ in range(_RUN_LINES):
-        before = text.rfind("\n", 0, max(0, start - 1)) + 1
-        if before == start or not text.startswith(_DATA, before):
-            break
-        start = before
-    return start
+def _run_before(text: str, start: int) -> list[str]:
+    """Data lines that lead up to one without a gap: together they are one event."""
+    if not text.startswith(_DATA, text.rfind("\n", 0, max(0, start - 1)) + 1):
+        return []
+    lines = text[max(0, start - _RUN_SPAN) : start].rsplit("\n", _RUN_LINES + 1)[-_RUN_LINES - 1 : -1]
+    return list(takewhile(_is_data, reversed(lines)))[::-1]
 
 
-def _run_end(text: str, end: int) -> int:
-    """End of the data lines that follow one without a gap."""
-    for _ in range(_RUN_LINES):
-        if not text.startswith(_DATA, end + 1):
-            break
-        end = _line_end(text, end + 1)
-    return end
+def _run_behind(text: str, end: int) -> list[str]:
+    """Data lines that follow one without a gap."""
+    if not text.startswith(_DATA, end + 1):
+        return []
+    lines = text[end + 1 : end + 1 + _RUN_SPAN].split("\n", _RUN_LINES)[:_RUN_LINES]
+    return list(takewhile(_is_data, lines))
+
+
+def _is_data(line: str) -> bool:
+    return line.startswith(_DATA)

@@ -68,6 +68,7 @@ TRAPS = [
     "2026-08-29 21:01:21 ", '{"error":', "1h2m", "9.", "\\u0041", "İ", "а", "api request failed (429): {",
     '"error', '[{"error":', "{}", "-", "wait until ", "esperes ", "ressayer dans 5 ", "a" * 13 + "5",
     "5 " + "a" * 13, "a\n", ":\n", "data:\n", "a\r", "\u2028a", '"code"\n', "event: error\n:\n", "failed\n",
+    "data: failed\n\n", 'data: "error\n\n',
     "event: error\ndata: {\n\n", 'data: {"error":{}}\n', '[{"code":1},',
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ def told(body: str, status: int = 200) -> tuple[int | None, str]:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize(
-    "start", ["", "\ufeff", ": hi{0}", "data: {{}}{0}{0}", "id: 1{0}event: message{0}data: x{0}{0}"]
+    "start", ["", "{0}", "\ufeff", ": hi{0}", "data: {{}}{0}{0}", "id: 1{0}event: message{0}data: x{0}{0}"]
 )
 def test_an_error_event_is_read_with_every_line_end_behind_every_beginning(start: str, end: str) -> None:
     beginning = start.format(end)
@@ -51,6 +51,8 @@ def test_the_name_of_an_error_event_is_that_word_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "event: error\n"])
 def test_an_error_written_over_several_lines_is_one_event(name: str) -> None:
     lines = "".join(f"data: {line}\n" for line in json.dumps(ERROR, indent=2).split("\n"))
+    for start in ("", "\n", "event: x\n", ": hi\n"):
+        assert stream_error(f"{start}{name}{lines}") == ERROR
     assert stream_error(f"data: {{}}\n\n{name}{lines}\n") == ERROR
     assert told(f"data: {{}}\n\n{name}{lines}\n") == (503, "m")
 
@@ -67,6 +69,17 @@ def test_an_event_is_read_over_as_many_lines_as_announced() -> None:
     assert stream_error(written(64, 64)) is not None
     assert stream_error(written(65, 64)) is None
     assert stream_error(written(64, 65)) is None
+
+
+@pytest.mark.parametrize(("length", "found"), [(8_192, True), (8_193, False)])
+def test_an_event_is_read_over_as_many_characters_as_announced(length: int, found: bool) -> None:
+    for first, last in (("length", "2"), ("2", "length")):
+        before = 'data: {"a": "' if first == "length" else "data: {"
+        behind = 'data: "b": "' if last == "length" else "data: }"
+        before = f'{before.ljust(length - 3, "x")}",\n' if first == "length" else f"{before}\n"
+        behind = f'{behind.ljust(length - 2, "x")}"}}' if last == "length" else behind
+        comma = "," if last == "length" else ""
+        assert (stream_error(f'x\n\n{before}data: "error": "m"{comma}\n{behind}') is not None) is found
 
 
 def test_lines_without_a_gap_are_events_of_their_own_where_they_are_whole() -> None:
