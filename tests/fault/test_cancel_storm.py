@@ -62,6 +62,8 @@ PROVIDERS = 20
 LEAST_SHARE = 20
 """At least one call in so many is answered, and one cancelled."""
 LARGEST_GROWTH = 1.05
+MOST_CONNECTIONS = 11
+"""`store.pool_size`, two that follow the others, one that listens; each is opened when it is first needed."""
 
 
 class Patience:
@@ -182,7 +184,7 @@ async def test_two_storms_of_cancelled_calls_leave_connections_permits_and_memor
         open_now = await connections_of(connection, replica.name)
     figure("cancel_storm.connections", f"{open_then} then {open_now}")
     figure("cancel_storm.rss_mib", f"{first >> 20} then {second >> 20}, x{second / first:.3f}")
-    assert open_now <= max(open_then, 9)
+    assert open_now <= max(open_then, MOST_CONNECTIONS)
     assert second <= first * LARGEST_GROWTH
 
 
@@ -191,7 +193,7 @@ async def storm_and_memory(replica: Replica, connection: Any, seed: int) -> int:
     seen = await storm(replica.policy, seed)
     figure(f"cancel_storm.outcomes_{seed}", dict(seen))
     ends = {name for name in seen if not name.startswith("answered ")}
-    assert {"answered", "cancelled"} <= ends <= {"answered", "cancelled", "UNAVAILABLE"}, "or the store was too slow"
+    assert ends == {"answered", "cancelled"}
     assert min(seen["answered"], seen["cancelled"]) > CALLS // LEAST_SHARE
     assert all(seen[f"answered {name}"] for name in kinds(replica.policy, 0, random.Random(0)))
     began = time.monotonic()
