@@ -133,8 +133,9 @@ def classify_attempt(raw: RawOutcome, body_text: str, policy: Policy, now: Insta
 
 
 def restated(outcome: Outcome, policy: ConnectionPolicy) -> Outcome:
-    """The outcome with its status corrected by the provider's restatement rules."""
-    if outcome.status is None or outcome.network_error or not policy.provider.restatement:
+    """The outcome with its status corrected by the provider's restatement rules; none for an error inside a 200."""
+    untouched = outcome.network_error or outcome.is_error_in_success or not policy.provider.restatement
+    if outcome.status is None or untouched:
         return outcome
     found = restate(policy.provider, outcome.status, outcome.message, outcome.body, None)
     return outcome if found.rule_id is None else outcome._replace(status=found.status)

@@ -79,7 +79,7 @@ def _read(event: OutcomeEvent, policy: Policy) -> Meaning:
 def _restated(outcome: Outcome, policy: ConnectionPolicy, at: int) -> Restated | None:
     """Only answers with a status line of their own are restated, no error inside a 200."""
     status = outcome.status
-    if outcome.is_success or status is None or outcome.network_error or outcome.inner_status == status:
+    if outcome.is_success or status is None or outcome.network_error or outcome.is_error_in_success:
         return None
     hint = Reading(outcome, policy, at).hint
     return restate(policy.provider, status, outcome.message, outcome.body, hint.wait_ms if hint else None)

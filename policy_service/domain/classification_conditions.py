@@ -95,15 +95,15 @@ def is_suspended(r: Reading) -> bool:
 
 
 def metric(r: Reading) -> str:
-    """Step 9: which window of the provider's quota is spent: `day`, `minute`, or empty where nothing tells."""
+    """Step 9: which window of a model's quota is spent: `day`, `minute`, or empty where nothing tells."""
     host = r.policy.provider.quota_metrics_host
-    if r.status != 429 or host is None:
+    if r.status != 429 or host is None or not r.outcome.model:
         return ""
     if host in r.text:
         named = named_metric(r.text)
         if named:
             return named
-    usage = r.outcome.usage if r.outcome.model else None
+    usage = r.outcome.usage
     if usage is None:
         return ""
     return "day" if usage.day else "minute" if usage.minute or usage.token else ""

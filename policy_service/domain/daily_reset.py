@@ -18,12 +18,16 @@ def until_midnight(now: Instant, zone: str | None) -> DurationMs:
 
 def until_hour(now: Instant, zone: str | None, hour: int) -> DurationMs:
     """Time to the next full `hour` (0..23) strictly after `now`; an exact hit means the next day. At most 24 h."""
+    return min(whole_wait(now, zone, hour), DAY_MS)
+
+
+def whole_wait(now: Instant, zone: str | None, hour: int) -> DurationMs:
+    """As `until_hour`, but the day on which a zone goes back to winter time lasts its 25 h."""
     local = _local(now, zone)
     wanted = local.replace(hour=hour, minute=0, second=0, microsecond=0)
     if wanted <= local:
         wanted = _same_wall_time_tomorrow(wanted)
-    at = round(wanted.timestamp() * 1000)
-    return min(at - now, DAY_MS)
+    return round(wanted.timestamp() * 1000) - now
 
 
 def _local(now: Instant, zone: str | None) -> datetime:

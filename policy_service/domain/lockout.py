@@ -13,7 +13,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
-from policy_service.domain.daily_reset import until_midnight
+from policy_service.domain.daily_reset import DAY_MS, whole_wait
 from policy_service.domain.ids import SERVER_STATED, DurationMs, Instant
 from policy_service.domain.lockout_keys import EXACT, LockKey, key_of, keys_of, scoped_model, written_kind
 from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _NO_MAXIMUM_MS: Final = 120_000
+_LONGEST_DAY_MS = 25 * 3_600_000
 _LOCAL_NOT_FOUND_MS: Final = 5_000
 _FALLBACK_BASE_MS: Final = {429: 1_000}
 SLOW_REASON: Final = "slow_first_output"
@@ -224,7 +225,7 @@ def lock_duration(
         in_full = evidence.uncapped or evidence.exact_source in SERVER_STATED
         return evidence.exact_ms if in_full else _limited(evidence.exact_ms, longest)
     if evidence.reason == "quota_exhausted" and evidence.until_midnight:
-        return _limited(until_midnight(now, zone), longest)
+        return _limited(_until_midnight(now, zone), longest)
     scaled = base_ms << min(step - 1, profile.max_backoff_steps)
     return _limited(scaled, _NO_MAXIMUM_MS if longest is None else longest)
 
@@ -234,6 +235,12 @@ def lock_base(evidence: LockEvidence, profile_base_ms: DurationMs) -> DurationMs
     if evidence.local and evidence.status == 404:
         return _LOCAL_NOT_FOUND_MS
     return evidence.base_ms or profile_base_ms or _FALLBACK_BASE_MS.get(evidence.status or 0, 5_000)
+
+
+def _until_midnight(now: Instant, zone: str | None) -> DurationMs:
+    """To the end of the day, 25 h on the longest of most zones; a longer one is taken for a day (case 4)."""
+    wait = whole_wait(now, zone, 0)
+    return wait if wait <= _LONGEST_DAY_MS else DAY_MS
 
 
 def _limited(duration: DurationMs, longest: DurationMs | None) -> DurationMs:

@@ -81,6 +81,8 @@ class Outcome(NamedTuple):
     first_output_ms: int | None = None
     token_expires_at: Instant | None = None
     quota_reset_at: Instant | None = None
+    is_error_in_success: bool = False
+    """The answer was a 2xx with this error inside."""
 
     @property
     def is_success(self) -> bool:

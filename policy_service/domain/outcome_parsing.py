@@ -123,6 +123,7 @@ def parse_outcome(raw: RawOutcome) -> Outcome:
         first_output_ms=raw.first_output_ms,
         token_expires_at=raw.token_expires_at,
         quota_reset_at=raw.quota_reset_at,
+        is_error_in_success=reading.is_error_in_success,
     )
 
 

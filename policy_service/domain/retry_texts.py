@@ -44,12 +44,11 @@ _LINK = re.compile(
     rf"{ENDINGS}(?![a-z])[ :\-\u00a0]{{0,3}}"
     rf"(?:({CONNECTORS})(?=[ :~0-9])[ :]{{0,2}})?(?:(?:{FILLERS})[ ]?)?(?=[a-z0-9])"
 )
-_FOREIGN_LEAD = re.compile(
-    rf"(?:{FOREIGN_LEADS})[ :\u00a0]{{0,3}}(?:(?:{FOREIGN_CONNECTORS})[ \u00a0]{{0,2}})?$", re.IGNORECASE
-)
+_FOREIGN_LEAD = re.compile(rf"(?:{FOREIGN_LEADS})[ :\u00a0]{{0,3}}(?:(?:{FOREIGN_CONNECTORS})[ \u00a0]{{0,2}})?$")
+"""For lower-case text: a pattern that ignores case tries every place."""
 _FOREIGN_LEAD_SPAN = 48
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_TRAIL = re.compile(TRAILS, re.IGNORECASE)
+_TRAIL = re.compile(TRAILS)
 _TRAIL_OF_INSTANT = re.compile(TRAILS_OF_INSTANT)
 _HMS = re.compile(r"(?:[0-9]+h)?(?:[0-9]+m)?(?:[0-9]+(?:\.[0-9]+)?s)?", re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?s", re.IGNORECASE)
@@ -177,14 +176,14 @@ def _further(text: str, at: int, now: Instant) -> _Reading | None:
 
 def _foreign(text: str, now: Instant) -> Iterator[_Reading]:
     """Values with words of another language before or behind them."""
-    behind = 0
+    behind, lowered = 0, _lowered(text)
     for number in islice(_NUMBER.finditer(text), 2 * _PHRASES_READ):
         if number.start() < behind:
             continue
         duration = read_duration(text, number.start())
         if duration:
             behind = duration[1]
-            if _is_announced(text, number.start(), behind):
+            if _is_announced(lowered, number.start(), behind):
                 yield _Reading(_FOREIGN_ROW, number.start(), duration[0])
         elif not text.isascii() and (instant := read_iso(text, number.start())):
             behind = instant[1]
@@ -192,9 +191,9 @@ def _foreign(text: str, now: Instant) -> Iterator[_Reading]:
                 yield _Reading(_FOREIGN_ROW, number.start(), instant[0] - now)
 
 
-def _is_announced(text: str, start: int, end: int) -> bool:
-    before = text[max(0, start - _FOREIGN_LEAD_SPAN) : start]
-    return _TRAIL.match(text, end) is not None or _FOREIGN_LEAD.search(before) is not None
+def _is_announced(lowered: str, start: int, end: int) -> bool:
+    before = lowered[max(0, start - _FOREIGN_LEAD_SPAN) : start]
+    return _TRAIL.match(lowered, end) is not None or _FOREIGN_LEAD.search(before) is not None
 
 
 def _piped(text: str, now: Instant) -> Iterator[_Reading]:

@@ -119,8 +119,9 @@ def test_without_a_maximum_the_ladder_ends_at_two_minutes_and_an_exact_value_doe
         ("2026-01-01T20:00:00Z", "UTC", 4 * 3_600_000),
         ("2026-01-01T20:00:00Z", "America/New_York", 9 * 3_600_000),
         ("2026-01-02T00:00:00Z", "UTC", 24 * 3_600_000),
-        ("2026-10-25T00:00:00+02:00", "Europe/Berlin", 24 * 3_600_000),
+        ("2026-10-25T00:00:00+02:00", "Europe/Berlin", 25 * 3_600_000),
         ("2026-03-29T00:00:00+01:00", "Europe/Berlin", 23 * 3_600_000),
+        ("2026-10-25T00:00:00+02:00", "Antarctica/Troll", 24 * 3_600_000),
     ],
 )
 def test_a_spent_quota_lasts_until_midnight_of_the_zone(now: str, zone: str, wait: int) -> None:

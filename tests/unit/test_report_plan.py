@@ -248,9 +248,15 @@ def test_restated_status_is_what_the_breaker_and_the_facts_see() -> None:
 
 
 def test_error_inside_a_200_is_not_restated() -> None:
-    quota = {"message": "用户额度不足", "text": "用户额度不足", "inner_status": 403}
+    quota = {"message": "用户额度不足", "text": "用户额度不足", "is_error_in_success": True}
     result = fold(book_of(), event(403, 0, on=target(provider="agentrouter"), outcome=quota), POLICY)
     assert result.restated is None
+
+
+def test_an_answer_whose_gateway_names_its_status_twice_is_restated() -> None:
+    quota = {"message": "用户额度不足", "text": "用户额度不足", "inner_status": 403}
+    result = fold(book_of(), event(403, 0, on=target(provider="agentrouter"), outcome=quota), POLICY)
+    assert result.restated is not None
 
 
 def test_no_model_is_locked_while_the_breaker_is_open() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from policy_service.domain.catalogue import Provider, RestatementRule
+from policy_service.application.classify import restated
+from policy_service.domain.catalogue import Catalogue, Provider, RestatementRule
+from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
+from policy_service.domain.policy import Policy
 from policy_service.domain.restatement import Restated, restate
+from policy_service.settings.provider_data import builtin_providers
 
 FIRST = RestatementRule("quota", frozenset({400, 403, 429, 200}), 429, ("额度不足", "Spent"), ("denied",), 60_000)
 SECOND = RestatementRule("late", frozenset({403}), 503, ("spent", "busy"))
@@ -56,3 +60,12 @@ def test_a_body_that_cannot_be_written_out_leaves_the_message_to_judge() -> None
     for body in (object(), circle, nested):
         assert restate(GATE, 403, "spent", body, None).rule_id == "quota"
         assert restate(GATE, 403, "", body, None).rule_id is None
+
+
+def test_an_error_inside_a_200_stream_is_not_restated_by_the_command_either() -> None:
+    body = '{"error": {"message": "用户额度不足", "code": 403}}'
+    applies = Policy(Catalogue(providers=builtin_providers())).for_connection("agentrouter")
+    inside = parse_outcome(RawOutcome(status=200, body=body, provider="agentrouter"))
+    assert restated(inside, applies).status == 403
+    itself = parse_outcome(RawOutcome(status=403, body=body, provider="agentrouter"))
+    assert restated(itself, applies).status == 429
