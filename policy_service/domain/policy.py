@@ -46,8 +46,9 @@ _QUEUE_OVERRIDES = {
 _DEFAULT_EGRESS_OFF = frozenset({"none", "off", "false", "0"})
 
 
+Memo = dict[tuple[object, ...], "ConnectionPolicy"]
 MEMO_ENTRIES = 50_000
-"""Connections whose compiled policy is kept."""
+"""Compiled policies that a memo keeps; what comes after them is compiled each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class Policy:
         self.queue_fleet_limit = cast(int, self.setting("queue.global_concurrent_requests")) or None
         self.has_gates = bool(self._capped) or self._paces()
         self.disabled_connections = frozenset(c.id for c in catalogue.connections.values() if not c.enabled)
-        self._memo: dict[tuple[str, str, AuthClass | None], ConnectionPolicy] = {}
-        self._plain: dict[tuple[str, AuthClass | None, AuthClass | None, bool], ConnectionPolicy] = {}
+        self._memo: Memo = {}
+        self._plain: Memo = {}
         """What connections without settings of their own share: a pool may name tens of thousands of them."""
 
     def is_capped(self, connection: str) -> bool:
@@ -154,9 +155,8 @@ class Policy:
         found = self._memo.get(key)
         if found is None:
             declared = self._declared(provider, connection)
-            found = (self._compile if declared.settings else self._share)(provider, declared, auth_class)
-            if len(self._memo) < MEMO_ENTRIES:
-                self._memo[key] = found
+            compiled = (self._compile if declared.settings else self._share)(provider, declared, auth_class)
+            return _kept(self._memo, key, compiled)
         return found
 
     def setting(self, name: str, connection: Connection | None = None) -> Any:
@@ -175,9 +175,7 @@ class Policy:
         key = (provider, declared.auth_class, hint, declared.enabled)
         found = self._plain.get(key)
         if found is None:
-            found = self._compile(provider, declared, hint)
-            if len(self._plain) < MEMO_ENTRIES:
-                self._plain[key] = found
+            found = _kept(self._plain, key, self._compile(provider, declared, hint))
         return replace(found, connection=declared)
 
     def _compile(self, provider: str, declared: Connection, hint: AuthClass | None) -> ConnectionPolicy:
@@ -243,6 +241,12 @@ class Policy:
             float(cast(float, get("pool_guard.max_excluded_share"))),
             cast(int, get("pool_guard.panic_max_in_flight")),
         )
+
+
+def _kept(memo: Memo, key: tuple[object, ...], compiled: ConnectionPolicy) -> ConnectionPolicy:
+    if len(memo) < MEMO_ENTRIES:
+        memo[key] = compiled
+    return compiled
 
 
 class _Reader:
