@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import httpx
 from aiohttp import web
 
-from policy_client import AsyncPolicyClient, messages
+from policy_client import AsyncPolicyClient, AwayPolicy, messages
 from policy_client.httpx import AsyncPolicyTransport, Door, Sent, Upstream
 from policy_service.cli.conformance.scripted_client import GatewayAccess
 from policy_service.cli.conformance.stage import Stage
@@ -74,7 +74,8 @@ async def serving(stage: Stage) -> AsyncIterator[GatewayAccess]:
         name: Upstream(f"http://{address}/v1", {"authorization": f"Bearer {stage.keys[name]}"})
         for name, address in stage.upstreams.items()
     }
-    async with AsyncPolicyClient(stage.policy) as policy:
+    # The stage's service shares the event loop with this gateway: its silence only means that the loop is busy.
+    async with AsyncPolicyClient(stage.policy, away=AwayPolicy(silence_ms=0)) as policy:
         transport = AsyncPolicyTransport(policy, Door(upstreams, asking))
         async with httpx.AsyncClient(transport=transport, timeout=30) as http:
             application = web.Application()

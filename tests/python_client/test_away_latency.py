@@ -38,6 +38,7 @@ class Bare:
         self._goes_on = Event()
         self._goes_on.set()
         self._slow_s = 0.0
+        self.address = f"127.0.0.1:{port}"
         self._server = self._serving(port)
 
     def lose(self, how: str) -> None:

@@ -12,6 +12,7 @@ from policy_client.asynchronous import AsyncLease, AsyncPolicyClient
 from policy_client.away import AwayPolicy, FailMode
 from policy_client.connection import Connection, Tls
 from policy_client.errors import (
+    ClientClosedError,
     FenceError,
     FieldViolation,
     ForbiddenError,
@@ -40,6 +41,7 @@ __all__ = [
     "Attempt",
     "AwayPolicy",
     "Budget",
+    "ClientClosedError",
     "Connection",
     "FailMode",
     "FenceError",

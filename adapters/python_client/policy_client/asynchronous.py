@@ -1,14 +1,13 @@
 """The client for asyncio: performs the steps of a request and of a lease; every decision is made elsewhere.
 
-One client per process and event loop; it is safe for any number of tasks. Reports of successes are sent behind:
-`settle` or `close` wait for them.
+Safe for any number of tasks of one event loop; it may be used in another loop once the one before is over, and keeps
+what that left unsent. Reports of successes are sent behind: `settle` or `close` wait for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,14 +18,13 @@ from policy_client import connection, leasing, messages, steps
 from policy_client.away import AwayPolicy, look_again_ms
 from policy_client.backlog import refused_for_now
 from policy_client.connection import Connection, Method
-from policy_client.core import ClientBase, Core, Sources, method_of
+from policy_client.core import PASSING, ClientBase, Core, Sources, method_of
 from policy_client.errors import LeaseUnavailableError, PolicyClientError
 from policy_client.outcomes import Outcome
-from policy_client.steps import Answer, Attempt, Behind, BehindReport, Budget, Hold, Result
+from policy_client.steps import Answer, Attempt, Behind, Budget, Hold, Result
+from policy_client.tasks import Work, log, logged
 from policy_client.wire import HEALTH_MS
 from policy_client.wire_async import AsyncRpc, GrpcAsyncRpc
-
-log = logging.getLogger("policy_client")
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Message)
@@ -34,7 +32,6 @@ A = TypeVar("A", bound=Message)
 
 AsyncCall = Callable[[Attempt], Awaitable[Answer[T]]]
 """Makes one upstream call. An exception of the network stack is an outcome; any other ends the request."""
-Work = Callable[..., Coroutine[Any, Any, None]]
 
 
 class AsyncPolicyClient(ClientBase):
@@ -60,8 +57,23 @@ class AsyncPolicyClient(ClientBase):
         place = where or Connection(address or connection.DEFAULT_ADDRESS)
         self._rpc = rpc or GrpcAsyncRpc(place)
         super().__init__(Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service))
-        self._behind: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._behind: dict[asyncio.Task[None], Behind | None] = {}
         self._looking: asyncio.Task[None] | None = None
+
+    def _enter(self) -> None:
+        """Tasks of a loop that is over end no more: what they were to send is kept, and the service looked for anew."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None and self._loop.is_running():
+            raise RuntimeError("this client is in use in another event loop: make one for each loop")
+        left, self._behind, self._holds, self._looking = list(self._behind.values()), {}, {}, None
+        for behind in left:
+            if behind is not None:
+                self._core.keep(behind)
+        self._core.presence.found()
+        self._loop = loop
 
     # -- the whole loop --------------------------------------------------------------------------------
     async def run(
@@ -84,6 +96,7 @@ class AsyncPolicyClient(ClientBase):
             ServiceError: the service refuses the call as such.
             Exception: what `call` raised, where that was the last word.
         """
+        self._enter()
         turn = self._core.begin(asked, budget or Budget())
         try:
             while not isinstance(turn.step, steps.Return | steps.Raise):
@@ -143,6 +156,7 @@ class AsyncPolicyClient(ClientBase):
         Raises:
             ValueError: the result owes no report.
         """
+        self._enter()
         report = self._core.completion(result, outcome)
         self._release_hold(report.request.decision_token)
         self._send_behind((report,))
@@ -161,6 +175,7 @@ class AsyncPolicyClient(ClientBase):
             ServiceError: the service answered with an error.
             ServiceAwayError: it did not answer.
         """
+        self._enter()
         try:
             answer = await self._rpc.call(method, request, timeout_ms or self._core.timeout_ms(method), silence_ms)
         except PolicyClientError as error:
@@ -168,7 +183,7 @@ class AsyncPolicyClient(ClientBase):
             raise
         self._core.heard()
         if self._core.is_time_to_flush():
-            self._spawn(self.flush)
+            self._spawn(None, self.flush)
         return answer
 
     async def select(self, request: messages.SelectTargetRequest) -> messages.SelectTargetResponse:
@@ -191,7 +206,7 @@ class AsyncPolicyClient(ClientBase):
             ServiceError, ServiceAwayError: the call failed.
         """
         lease = AsyncLease(await self._acquire(wanted), self._core.sources.now)
-        renewing = asyncio.create_task(_logged(self._renew, lease))
+        renewing = asyncio.create_task(logged(self._renew, lease))
         is_cancelled = False
         try:
             yield lease
@@ -200,7 +215,8 @@ class AsyncPolicyClient(ClientBase):
             raise
         finally:
             renewing.cancel()
-            self._spawn(self._give_back, lease.held, is_cancelled)
+            if not lease.held.lost:
+                self._send_behind((lease.held.release(is_cancelled=is_cancelled),))
 
     async def _acquire(self, wanted: leasing.Wanted) -> leasing.Held:
         asked_at = self._core.sources.now()
@@ -226,37 +242,33 @@ class AsyncPolicyClient(ClientBase):
             return leasing.not_renewed(held, error, self._core.sources.now())
         return leasing.renewed(held, answer.lease, asked_at)
 
-    async def _give_back(self, held: leasing.Held, is_cancelled: bool) -> None:
-        if not held.lost:
-            await self.call(connection.RELEASE_LEASE, held.release(is_cancelled=is_cancelled))
-
     # -- behind ----------------------------------------------------------------------------------------
     def _send_behind(self, behind: tuple[Behind, ...]) -> None:
         for each in behind:
-            self._spawn(self._send, each)
+            if self._core.presence.is_away:
+                self._core.keep(each)
+            else:
+                self._spawn(each, self._send, each)
 
-    def _spawn(self, work: Work, *arguments: Any) -> None:
-        task = asyncio.get_running_loop().create_task(_logged(work, *arguments))
-        self._behind.add(task)
-        task.add_done_callback(self._behind.discard)
+    def _spawn(self, behind: Behind | None, work: Work, *arguments: Any) -> None:
+        task = asyncio.get_running_loop().create_task(logged(work, *arguments))
+        self._behind[task] = behind
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        behind = self._behind.pop(task, None)
+        if behind is not None and task.cancelled():
+            self._core.keep(behind)
 
     async def _send(self, behind: Behind) -> None:
-        if not isinstance(behind, BehindReport):
-            method, request = method_of(behind)
-            await self.call(method, request)
-        elif self._core.presence.is_away:
-            self._core.backlog.keep(behind.request, behind.began_at)
-        else:
-            await self._send_report(behind)
-
-    async def _send_report(self, behind: BehindReport) -> None:
         try:
-            await self.call(connection.REPORT, behind.request)
+            await self.call(*method_of(behind))
         except PolicyClientError as error:
-            self._core.not_reported(behind.request, error, behind.began_at)
+            self._core.not_sent(behind, error)
 
     async def flush(self) -> None:
-        """Send the reports that were kept while the service was away; those that fail again are kept."""
+        """Send what was kept while the service was away; what fails again is kept."""
+        await self._give_back()
         while self.kept_reports:
             taken, batch = self._core.due()
             again = taken
@@ -269,27 +281,48 @@ class AsyncPolicyClient(ClientBase):
             if again:
                 return
 
+    async def _give_back(self) -> None:
+        owed = self._core.owed()
+        try:
+            while owed:
+                try:
+                    await self.call(*method_of(owed[0].request))
+                except PASSING:
+                    return
+                except PolicyClientError as error:
+                    log.info("not given back: %s", error)
+                owed.popleft()
+        finally:  # also where it is cancelled
+            self._core.returns.put_back(owed)
+
     async def settle(self) -> None:
         """Wait for what was sent behind."""
+        self._enter()
         while self._behind:
             await asyncio.gather(*self._behind, return_exceptions=True)
 
     # -- keeping grants alive --------------------------------------------------------------------------
     def _keep_alive(self, hold: Hold | None) -> None:
         if hold is not None and hold.token not in self._holds:
-            self._holds[hold.token] = asyncio.create_task(_logged(self._keep_renewing, hold))
+            self._holds[hold.token] = asyncio.create_task(logged(self._keep_renewing, hold))
 
     async def _keep_renewing(self, hold: Hold) -> None:
         request = messages.RenewPermitRequest(decision_token=hold.token)
         for _ in range(steps.MOST_RENEWALS):
             await asyncio.sleep(hold.renew_ms / 1000)
+            abandoned = self._abandoned(hold.token)
+            if abandoned:
+                self._send_behind(abandoned)
+                return
             with suppress(PolicyClientError):
                 await self.call(connection.RENEW_PERMIT, request)
 
     # -- presence --------------------------------------------------------------------------------------
     def _look_for_service(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(_logged(self._look))
+        # Each loss has a look of its own: the one before may have seen the service, and be past its last look.
+        if self._looking is not None and self._looking is not asyncio.current_task():
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().create_task(logged(self._look))
 
     async def _look(self) -> None:
         times = 0
@@ -302,13 +335,20 @@ class AsyncPolicyClient(ClientBase):
 
     # -- life ------------------------------------------------------------------------------------------
     async def close(self) -> None:
-        """Wait for what was sent behind, then close the connection."""
+        """Wait for what was sent behind, try once to send what was kept, then close the connection."""
         await self.settle()
+        if not self.is_away:
+            await self.flush()
         tasks = [*self._holds.values(), *((self._looking,) if self._looking else ())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._core.closing()
         await self._rpc.close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._loop, self._behind, self._looking = None, {}, None
 
     async def __aenter__(self) -> Self:
         return self
@@ -345,13 +385,3 @@ async def _called(call: AsyncCall[T], attempt: Attempt) -> steps.Event[T]:
             return steps.Answered(await call(attempt))
     except Exception as error:
         return steps.Raised(error)
-
-
-async def _logged(work: Work, *arguments: Any) -> None:
-    # Made here, not by the caller: a task that is cancelled before its start would leave a coroutine behind.
-    try:
-        await work(*arguments)
-    except PolicyClientError as error:
-        log.info("not done: %s", error)
-    except Exception:
-        log.exception("a task of the policy client failed")

@@ -82,6 +82,10 @@ class KnownOrders:
         with self._lock:
             return self._pools.get(pool_of(request))
 
+    def unlock(self) -> None:
+        """In a forked process: whoever had the lock is not there."""
+        self._lock = Lock()
+
 
 def local_order(
     request: messages.SelectTargetRequest, policy: AwayPolicy, known: KnownOrders
@@ -109,28 +113,23 @@ def _is_allowed(request: messages.SelectTargetRequest, target: messages.Target) 
 class Presence:
     """Whether the service is there, as far as the last call told. Safe for threads."""
 
-    def __init__(
-        self, on_loss: Callable[[], None] = lambda: None, on_return: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, on_loss: Callable[[], None] = lambda: None) -> None:
         self._lock = Lock()
         self._on_loss = on_loss
-        self._on_return = on_return
         self.is_away = False
 
     def lost(self) -> None:
         """A call met the transport's silence."""
-        if self._change(True):
-            self._on_loss()
+        with self._lock:
+            was_away, self.is_away = self.is_away, True
+            if not was_away:
+                self._on_loss()
 
     def found(self) -> None:
         """The service answered."""
         if self.is_away:
-            self._change(False)
-
-    def _change(self, is_away: bool) -> bool:
-        with self._lock:
-            changed, self.is_away = self.is_away is not is_away, is_away
-        return changed
+            with self._lock:
+                self.is_away = False
 
 
 def look_again_ms(times: int) -> int:

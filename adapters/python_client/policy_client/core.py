@@ -6,15 +6,18 @@ Turns answers and failures of the service into events of a `Journey`. No I/O; sa
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet, ref
 
 from policy_client import connection, messages, steps
 from policy_client.away import AwayPolicy, FailMode, KnownOrders, Presence, local_order
-from policy_client.backlog import Backlog, Kept
+from policy_client.backlog import Backlog, Kept, Owed, Returns
 from policy_client.connection import Connection, Method
 from policy_client.errors import (
     OverloadedError,
@@ -25,11 +28,13 @@ from policy_client.errors import (
     UnavailableError,
 )
 from policy_client.journey import Turn, begin
-from policy_client.outcomes import Outcome, put, timed
-from policy_client.steps import Behind, BehindReport, Budget, Result
+from policy_client.outcomes import Outcome, cancelled, put, timed
+from policy_client.steps import Behind, BehindReport, Budget, OpenReport, Result
 
 log = logging.getLogger("policy_client")
 
+PASSING = (ServiceAwayError, OverloadedError, UnavailableError)
+"""Failures of a call that may go well later; what it says is kept."""
 FLUSH_MS = 1_000
 """Pause between two tries to send what a service that is there had no room for."""
 
@@ -69,9 +74,19 @@ class Core:
         self._away = away
         self.sources = sources
         self.known = KnownOrders()
-        self.presence = Presence(on_loss)
-        self.backlog = Backlog(away.kept_reports, away.kept_bytes)
+        self._on_loss = on_loss
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self.presence = Presence(self._on_loss)
+        self.backlog = Backlog(self._away.kept_reports, self._away.kept_bytes)
+        self.returns = Returns()
         self._flush_at = 0
+
+    def after_fork(self) -> None:
+        """In a forked process: what is kept is sent by the parent, and locks that were held stay so for ever."""
+        self.known.unlock()
+        self._start_afresh()
 
     def begin(self, asked: messages.SelectTargetRequest, budget: Budget) -> Turn[Any]:
         """Start a request."""
@@ -104,25 +119,50 @@ class Core:
         order = local_order(request, self._away, self.known)
         return steps.LocalOrder(order) if order else steps.Failed(_refused(error))
 
-    # -- reporting -------------------------------------------------------------------------------------
-    def not_reported(
-        self, request: messages.ReportOutcomeRequest, error: Exception, began_at: int | None = None
-    ) -> steps.ReportLost:
-        """A report failed: kept for later, unless the service refuses it for good."""
-        if isinstance(error, ServiceAwayError | OverloadedError | UnavailableError):
-            self._flush_at = self.sources.now() + FLUSH_MS
-            self.backlog.keep(request, began_at)
-        else:
-            log.warning("the service refuses a report: %s", error)
+    # -- sending behind --------------------------------------------------------------------------------
+    def not_reported(self, request: messages.ReportOutcomeRequest, error: Exception) -> steps.ReportLost:
+        """A report failed whose answer was awaited."""
+        self.not_sent(BehindReport(request), error)
         return steps.ReportLost()
 
+    def not_sent(self, behind: Behind, error: Exception) -> None:
+        """Something sent behind failed: kept for later, unless the service refuses it for good."""
+        if isinstance(error, PASSING):
+            self._flush_at = self.sources.now() + FLUSH_MS
+            self.keep(behind)
+        elif isinstance(behind, BehindReport):
+            log.warning("a report is not taken: %s", error)
+        else:
+            log.info("not given back: %s", error)
+
+    def keep(self, behind: Behind) -> None:
+        """Keep something for the next `flush`."""
+        if isinstance(behind, BehindReport):
+            self.backlog.keep(behind.request, behind.began_at)
+        else:
+            self.returns.keep(behind, self.sources.now())
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether something waits for a `flush`."""
+        return bool(len(self.backlog) or len(self.returns))
+
     def is_time_to_flush(self) -> bool:
-        """Whether kept reports are to be tried again, once in `FLUSH_MS`: the service may have room now."""
+        """Whether what is kept is to be tried again, once in `FLUSH_MS`: the service may have room now."""
         now = self.sources.now()
-        if not len(self.backlog) or self.presence.is_away or now < self._flush_at:
+        if not self.has_kept or self.presence.is_away or now < self._flush_at:
             return False
         self._flush_at = now + FLUSH_MS
         return True
+
+    def owed(self) -> deque[Owed]:
+        """Grants that are still to be given back, taken out."""
+        return self.returns.take(self.sources.now())
+
+    def closing(self) -> None:
+        """The last word on what is kept."""
+        if self.has_kept:
+            log.warning("closed with %d reports and %d grants unsent", len(self.backlog), len(self.returns))
 
     def due(self) -> tuple[list[Kept], messages.ReportOutcomesRequest]:
         """The oldest kept reports, taken out, and the batch that sends them."""
@@ -177,6 +217,7 @@ def _refused(error: ServiceAwayError | None = None) -> RefusedWhileAwayError:
 
 
 _METHODS: dict[type, Method[Any, Any]] = {
+    messages.ReleaseLeaseRequest: connection.RELEASE_LEASE,
     messages.ReleasePermitRequest: connection.RELEASE_PERMIT,
     messages.CancelPermitRequest: connection.CANCEL_PERMIT,
 }
@@ -201,6 +242,13 @@ class ClientBase:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._holds: dict[bytes, Cancellable] = {}
+        self._streams: dict[bytes, tuple[ref[Result[Any]], OpenReport]] = {}
+        _clients.add(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: threads and tasks of the parent are not here."""
+        self._core.after_fork()
+        self._holds, self._streams = {}, {}
 
     @property
     def is_away(self) -> bool:
@@ -213,12 +261,39 @@ class ClientBase:
         return len(self._core.backlog)
 
     def _let_go(self, turn: Turn[Any]) -> None:
-        """Stop renewing at the end of a request; an open stream goes on until it is completed."""
-        is_open = isinstance(turn.step, steps.Return) and turn.step.result.owed is not None
-        for token in turn.journey.held_tokens if not is_open else ():
-            self._release_hold(token)
+        """Stop renewing at the end of a request; an open stream goes on until it is completed, or given up."""
+        result = turn.step.result if isinstance(turn.step, steps.Return) else None
+        owed = result.owed if result is not None else None
+        open_token = owed.report.decision_token if owed is not None else None
+        for token in turn.journey.held_tokens:
+            if token != open_token:
+                self._release_hold(token)
+            elif result is not None and owed is not None:
+                self._streams[token] = ref(result), owed
+
+    def _abandoned(self, token: bytes) -> tuple[Behind, ...]:
+        """The report of a stream whose result is gone: nobody can complete it. Empty while somebody can."""
+        result, owed = self._streams.get(token, (None, None))
+        if result is None or owed is None or result() is not None:
+            return ()
+        del self._streams[token], self._holds[token]
+        log.warning("a stream was neither completed nor closed: its grants are given back")
+        return (_completed(owed, cancelled(), self._core.sources.now()),)
 
     def _release_hold(self, token: bytes) -> None:
+        self._streams.pop(token, None)
         work = self._holds.pop(token, None)
         if work is not None:
             work.cancel()
+
+
+_clients: WeakSet[ClientBase] = WeakSet()
+
+
+def _after_fork() -> None:
+    for client in _clients:
+        client.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

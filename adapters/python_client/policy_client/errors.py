@@ -36,6 +36,13 @@ class RefusedWhileAwayError(ServiceAwayError):
     """The service is away and no target may be used without it: fail-closed, a lease, or none known to be free."""
 
 
+class ClientClosedError(PolicyClientError):
+    """The client was closed before the call, or while it was under way."""
+
+    def __init__(self) -> None:
+        super().__init__("this client is closed: make another one, or close it after its last stream")
+
+
 class FieldViolation(NamedTuple):
     """A wrong field: its path in the request, what is wrong, the reason of the contract's ErrorReason."""
 

@@ -70,7 +70,7 @@ class OpenReport:
     called_at: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Result(Generic[T]):
     """The answer to give to the client.
 
@@ -258,7 +258,8 @@ class BehindReport:
     began_at: int | None = None
 
 
-Behind: TypeAlias = BehindReport | messages.ReleasePermitRequest | messages.CancelPermitRequest
+GiveBack: TypeAlias = messages.ReleasePermitRequest | messages.CancelPermitRequest | messages.ReleaseLeaseRequest
+Behind: TypeAlias = BehindReport | GiveBack
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from policy_client.away import AwayPolicy, look_again_ms
 from policy_client.background import Background, Pending, log
 from policy_client.backlog import refused_for_now
 from policy_client.connection import Connection, Method
-from policy_client.core import ClientBase, Core, Sources, method_of
+from policy_client.core import PASSING, ClientBase, Core, Sources, method_of
 from policy_client.errors import LeaseUnavailableError, PolicyClientError
 from policy_client.outcomes import Outcome
-from policy_client.steps import Answer, Attempt, Behind, BehindReport, Budget, Hold, Result
+from policy_client.steps import Answer, Attempt, Behind, Budget, Hold, Result
 from policy_client.wire import HEALTH_MS, GrpcRpc, Rpc
 
 T = TypeVar("T")
@@ -74,11 +74,13 @@ class PolicyClient(ClientBase):
         try:
             while not isinstance(turn.step, steps.Return | steps.Raise):
                 self._send_behind(turn.behind)
+                turn = turn._replace(behind=())
                 self._keep_alive(turn.journey.hold)
                 event = self._perform(turn.step, call)
                 turn = turn.journey.advance(event, self._core.sources.now())
-        except BaseException:
-            turn = turn.journey.advance(steps.Left(), self._core.sources.now())
+        except BaseException:  # an interrupt comes anywhere: also before what is to be sent was sent
+            left = turn.journey.advance(steps.Left(), self._core.sources.now())
+            turn = left._replace(behind=(*turn.behind, *left.behind))
             raise
         finally:
             self._let_go(turn)
@@ -181,7 +183,7 @@ class PolicyClient(ClientBase):
         finally:
             renewing.cancel()
             if not lease.held.lost:
-                self._send(connection.RELEASE_LEASE, lease.held.release(is_cancelled=False))
+                self._send_behind((lease.held.release(is_cancelled=False),))
 
     def _acquire(self, wanted: leasing.Wanted) -> leasing.Held:
         asked_at = self._core.sources.now()
@@ -210,30 +212,29 @@ class PolicyClient(ClientBase):
     # -- behind ----------------------------------------------------------------------------------------
     def _send_behind(self, behind: tuple[Behind, ...]) -> None:
         for each in behind:
-            method, request = method_of(each)
-            if not isinstance(each, BehindReport):
-                self._send(method, request)
-            elif self._core.presence.is_away:
-                self._core.backlog.keep(each.request, each.began_at)
+            if self._core.presence.is_away:
+                self._core.keep(each)
             else:
-                self._send(method, request, each)
+                self._send(each)
 
-    def _send(self, method: Method[Any, Any], request: Message, report: BehindReport | None = None) -> None:
+    def _send(self, behind: Behind) -> None:
+        pending = self._pending
+
         def done(error: PolicyClientError | None) -> None:
             try:
+                if error is not None:
+                    self._core.not_sent(behind, error)
                 self._core.heard(error)
-                if error is not None and report is not None:
-                    self._core.not_reported(report.request, error, report.began_at)
-                elif error is not None:
-                    log.info("not done: %s", error)
             finally:
-                self._pending.done()
+                pending.done()
 
-        self._pending.add()
+        method, request = method_of(behind)
+        pending.add()
         self._rpc.send(method, request, self._core.timeout_ms(method), done)
 
     def flush(self) -> None:
-        """Send the reports that were kept while the service was away; those that fail again are kept."""
+        """Send what was kept while the service was away; what fails again is kept."""
+        self._give_back()
         while self.kept_reports:
             taken, batch = self._core.due()
             again = taken
@@ -245,6 +246,20 @@ class PolicyClient(ClientBase):
                 self._core.backlog.put_back(again)
             if again:
                 return
+
+    def _give_back(self) -> None:
+        owed = self._core.owed()
+        try:
+            while owed:
+                try:
+                    self.call(*method_of(owed[0].request))
+                except PASSING:
+                    return
+                except PolicyClientError as error:
+                    log.info("not given back: %s", error)
+                owed.popleft()
+        finally:
+            self._core.returns.put_back(owed)
 
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
         """Wait for what was sent behind; False if that took too long."""
@@ -260,13 +275,19 @@ class PolicyClient(ClientBase):
         for _ in range(steps.MOST_RENEWALS):
             if stopped.wait(hold.renew_ms / 1000):
                 return
+            abandoned = self._abandoned(hold.token)
+            if abandoned:
+                self._send_behind(abandoned)
+                return
             with suppress(PolicyClientError):
                 self.call(connection.RENEW_PERMIT, request)
 
     # -- presence --------------------------------------------------------------------------------------
     def _look_for_service(self) -> None:
-        if self._looking is None or not self._looking.is_running:
-            self._looking = Background(self._look)
+        # Each loss has a look of its own: the one before may have seen the service, and be past its last look.
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = Background(self._look)
 
     def _look(self, stopped: Event) -> None:
         times = 0
@@ -280,12 +301,20 @@ class PolicyClient(ClientBase):
 
     # -- life ------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Wait for what was sent behind, then close the connection."""
+        """Wait for what was sent behind, try once to send what was kept, then close the connection."""
         self.settle()
+        if not self.is_away:
+            self.flush()
         threads = [*self._holds.values(), *((self._looking,) if self._looking else ())]
         for thread in threads:
             thread.cancel()
+        self._core.closing()
         self._rpc.close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._pending = Pending()
+        self._looking = None
 
     def __enter__(self) -> Self:
         return self

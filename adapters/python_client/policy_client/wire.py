@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -10,7 +12,7 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import Failure, PolicyClientError, ServiceAwayError, error_of
+from policy_client.errors import ClientClosedError, Failure, PolicyClientError, ServiceAwayError, error_of
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -21,6 +23,10 @@ HEALTH_MS = 250
 LOOK_S = 1.0
 """Between two looks for a service that lets a call wait."""
 SILENT = "the service answers nothing, not even a health check"
+
+
+_forking = Lock()
+_of_parents: list[Any] = []
 
 
 class Rpc(Protocol):
@@ -48,15 +54,21 @@ class Rpc(Protocol):
 
 
 class GrpcRpc:
-    """Calls over a gRPC channel."""
+    """Calls over a gRPC channel; a forked process opens one of its own."""
 
     def __init__(self, where: Connection, channel: grpc.Channel | None = None) -> None:
         self._where = where
-        self._channel = channel or _channel(where)
+        self._given = channel
+        self._is_closed = False
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = self._given or _channel(self._where)
         self._calls = {method.name: self._callable(method) for method in connection.METHODS}
+        self._process = os.getpid()
 
     def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
-        call = self._calls[method.name]
+        call = self._callable_of(method)
         try:
             if not silence_ms:
                 answer: A = call(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
@@ -65,28 +77,54 @@ class GrpcRpc:
             found: A = self._heard(pending, silence_ms)
             return found
         except grpc.RpcError as error:
-            raise error_of(failure_of(error)) from error
+            raise (ClientClosedError() if self._is_closed else error_of(failure_of(error))) from error
+        except ValueError:  # gRPC's own word for a channel that was closed just now
+            if self._is_closed:
+                raise ClientClosedError from None
+            raise
+
+    def _callable_of(self, method: Method[Any, Any]) -> Any:
+        if self._process != os.getpid():
+            self._leave_to_parent()
+        if self._is_closed:
+            raise ClientClosedError
+        return self._calls[method.name]
+
+    def _leave_to_parent(self) -> None:
+        """A channel of the process that this one was forked from answers nothing here, and is not to be closed."""
+        with _forking:
+            if self._process != os.getpid():
+                _of_parents.append(self._channel)
+                self._open()
 
     def _heard(self, pending: Any, silence_ms: int) -> Any:
-        """Answer of a call under way, as long as the service gives any sign of life."""
-        silence_s = silence_ms / 1000
+        """Answer of a call under way, as long as the service gives any sign of life.
+
+        It is in no hurry once it has answered a look: its later ones may take longer.
+        """
+        wait_s, look_ms = silence_ms / 1000, silence_ms
         while True:
             try:
-                return pending.result(silence_s)
+                return _result(pending, wait_s)
             except grpc.FutureTimeoutError:
-                if not self._answers(silence_ms):
+                if not self._answers(look_ms):
                     pending.cancel()
                     raise ServiceAwayError(SILENT) from None
-            silence_s = LOOK_S
+            wait_s, look_ms = LOOK_S, HEALTH_MS
 
     def send(self, method: Method[Any, Any], request: Message, timeout_ms: int, done: Done) -> None:
-        future = self._calls[method.name].future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
-        future.add_done_callback(lambda ended: done(_error_in(ended)))
+        try:
+            call = self._callable_of(method)
+            future = call.future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+        except (ClientClosedError, ValueError):
+            done(ClientClosedError())
+        else:
+            future.add_done_callback(lambda ended: done(_error_in(ended)))
 
     def is_serving(self, timeout_ms: int) -> bool:
         try:
             return bool(self._health(timeout_ms) == connection.HEALTH_SERVING)
-        except grpc.RpcError:
+        except (grpc.RpcError, ValueError):
             return False
 
     def _answers(self, timeout_ms: int) -> bool:
@@ -101,7 +139,9 @@ class GrpcRpc:
         return check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
 
     def close(self) -> None:
-        self._channel.close()
+        self._is_closed = True
+        if self._process == os.getpid():
+            self._channel.close()
 
     def _callable(self, method: Method[Any, Any]) -> Any:
         return self._channel.unary_unary(
@@ -109,6 +149,14 @@ class GrpcRpc:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
+
+
+def _result(pending: Any, wait_s: float | None) -> Any:
+    try:
+        return pending.result(wait_s)
+    except (KeyboardInterrupt, SystemExit):
+        pending.cancel()
+        raise
 
 
 def _channel(where: Connection) -> grpc.Channel:

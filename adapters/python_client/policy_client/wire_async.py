@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import ServiceAwayError, error_of
-from policy_client.wire import LOOK_S, SILENT, failure_of, is_answer
+from policy_client.errors import ClientClosedError, ServiceAwayError, error_of
+from policy_client.wire import HEALTH_MS, LOOK_S, SILENT, failure_of, is_answer
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -39,24 +39,31 @@ class AsyncRpc(Protocol):
 
 
 class GrpcAsyncRpc:
-    """Calls over a gRPC channel that is opened with the first of them, in the loop that makes it."""
+    """Calls over a gRPC channel that is opened with the first of them, in the loop that makes it; anew in another."""
 
     def __init__(self, where: Connection, channel: grpc.aio.Channel | None = None) -> None:
         self._where = where
+        self._given = channel
         self._channel = channel
         self._calls: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
 
     async def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
-        send = self._calls.get(method.name) or self._callable(method)
+        channel = self._open()
+        send = self._calls.get(method.name) or self._callable(channel, method)
+        cancels = _cancels()
         pending = send(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
         look = _Look(self._answers, pending, silence_ms) if silence_ms else None
         try:
             answer: A = await pending
         except grpc.aio.AioRpcError as error:
-            raise error_of(failure_of(error)) from error
+            raise (ClientClosedError() if self._is_closed else error_of(failure_of(error))) from error
         except asyncio.CancelledError:
-            if look is not None and look.found_silence and not _is_cancelled():
+            if look is not None and look.found_silence and _cancels() == cancels:
                 raise ServiceAwayError(SILENT) from None
+            if self._is_closed and _cancels() == cancels:
+                raise ClientClosedError from None
             raise
         finally:
             if look is not None:
@@ -66,7 +73,7 @@ class GrpcAsyncRpc:
     async def is_serving(self, timeout_ms: int) -> bool:
         try:
             return bool(await self._health(timeout_ms) == connection.HEALTH_SERVING)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, ClientClosedError):
             return False
 
     async def _answers(self, timeout_ms: int) -> bool:
@@ -74,6 +81,8 @@ class GrpcAsyncRpc:
             await self._health(timeout_ms)
         except grpc.aio.AioRpcError as error:
             return is_answer(error)
+        except ClientClosedError:
+            return True  # the call itself tells of the end
         return True
 
     async def _health(self, timeout_ms: int) -> Any:
@@ -81,11 +90,12 @@ class GrpcAsyncRpc:
         return await check(connection.HEALTH_REQUEST, timeout=timeout_ms / 1000)
 
     async def close(self) -> None:
-        if self._channel is not None:
+        self._is_closed = True
+        if self._channel is not None and self._loop in (None, asyncio.get_running_loop()):
             await self._channel.close()
 
-    def _callable(self, method: Method[Any, Any]) -> Any:
-        call = self._open().unary_unary(
+    def _callable(self, channel: grpc.aio.Channel, method: Method[Any, Any]) -> Any:
+        call = channel.unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
@@ -94,6 +104,12 @@ class GrpcAsyncRpc:
         return call
 
     def _open(self) -> grpc.aio.Channel:
+        if self._is_closed:
+            raise ClientClosedError
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._channel = loop, self._given
+            self._calls.clear()
         if self._channel is None:
             options, tls = self._where.channel_options(), self._where.tls
             address = self._where.address
@@ -111,7 +127,7 @@ class _Look:
     def __init__(self, answers: Callable[[int], Awaitable[bool]], pending: Any, silence_ms: int) -> None:
         self._answers = answers
         self._pending = pending
-        self._silence_ms = silence_ms
+        self._look_ms = silence_ms
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(silence_ms / 1000, self._start)
         self.found_silence = False
@@ -126,14 +142,16 @@ class _Look:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        if await self._answers(self._silence_ms):
+        if await self._answers(self._look_ms):
+            # It is in no hurry once it has answered: the later looks may take longer.
+            self._look_ms = HEALTH_MS
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._start)
             return
         self.found_silence = True
         self._pending.cancel()
 
 
-def _is_cancelled() -> bool:
-    """Whether somebody cancels the caller itself."""
+def _cancels() -> int:
+    """How often the caller itself was cancelled; earlier cancels that it lives with count too."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
