@@ -141,10 +141,18 @@ class ReportOutcome:
         """Answer to a success that changes nothing; `causes`: why it is statistics only."""
         self.ignored.update(causes)
         pin = self._endings.affinity(request, served.target, None, now)
-        answer = ReportAnswer(
-            _SUCCESS, _RETURN, ignored=causes, pin=pin, lease_result=lease.result, lease_code=lease.code
+        age, reasons = self._freshness.stamp(now)
+        return ReportAnswer(
+            _SUCCESS,
+            _RETURN,
+            ignored=causes,
+            pin=pin,
+            lease_result=lease.result,
+            lease_code=lease.code,
+            policy_revision=self._view.policy.revision,
+            view_age_ms=age,
+            is_degraded=bool(reasons),
         )
-        return self._stamp(answer, now)
 
     # -- successes -----------------------------------------------------------------------------------
     def judge_successes(self) -> None:

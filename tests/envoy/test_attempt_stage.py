@@ -58,7 +58,7 @@ def test_a_success_is_reported_at_its_head_and_passes_unchanged() -> None:
     found = step(TABLE, begun(flight_of("a", "b")).state, head(200, {"x-ratelimit-limit": "5", "x-other": "1"}))
     passed, told = found.actions
     assert passed == actions.Pass("response_headers")
-    assert isinstance(told, actions.Report)
+    assert isinstance(told, actions.Success)
     assert (told.request.http_status, told.request.final, told.request.attempt) == (200, True, 0)
     assert (told.request.attempt_offset_ms, told.request.first_byte_ms) == (100, 50)
     assert [header.name for header in told.request.headers] == ["x-ratelimit-limit"]
@@ -157,7 +157,7 @@ def test_a_success_that_holds_a_permit_is_reported_when_it_ends() -> None:
     opened = step(TABLE, begun(flight_of("a", permits=["p"])).state, head(200))
     assert opened.actions == (actions.Pass("response_headers", modes=(Mode.END,)),)
     (told,) = step(TABLE, opened.state, events.Closed(900.0)).actions
-    assert isinstance(told, actions.Report)
+    assert isinstance(told, actions.Success)
     assert (told.request.latency_ms, told.request.final) == (800, True)
 
 

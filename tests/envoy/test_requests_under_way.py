@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,8 +16,9 @@ from policy_envoy.calls import PolicyCallError
 from policy_envoy.flight import from_carried
 from policy_envoy.options import DoorOptions
 from policy_envoy.performing import Performer, renewals
+from policy_envoy.phases import Next
 from policy_envoy.remote import call_error
-from policy_envoy.servicer import Door
+from policy_envoy.servicer import Door, Run
 
 from policy_service.generated.policy.v1 import permit_pb2, policy_pb2
 from tests.envoy.decisions import dispatched, flight_of
@@ -37,7 +39,7 @@ class FakeCalls:
             raise self.error
         return self.answer
 
-    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
+    def told(self, success: actions.Success) -> bool:
         return False
 
     async def report(self, request: policy_pb2.ReportOutcomeRequest) -> policy_pb2.ReportOutcomeResponse:
@@ -147,11 +149,32 @@ async def test_a_report_outlives_the_stream_that_it_is_about() -> None:
     flight = flight_of("a")
     carried = asked.metadata_context.filter_metadata["policy.decision"].fields["request"]
     carried.string_value = flight.carried()
-    process = door._process_of(None)
-    with pytest.raises(asyncio.CancelledError):
-        await process(None, CutOff(asked, message("response_headers", __status="200")))
+    stream = CutOff(asked, message("response_headers", __status="200"))
+    last = await door._process_of(None)(None, stream)
+    assert last is not None
+    assert ext_proc.ProcessingResponse.FromString(last).WhichOneof("response") == "response_headers"
+    assert calls.reports == [], "the reply goes out first"
     await door.close()
     assert kinds(calls.reports) == [("http_status", 0, True)]
+
+
+async def test_a_report_is_made_though_the_reply_before_it_reaches_nobody() -> None:
+    calls = FakeCalls()
+    door = Door(calls, DoorOptions(), lambda: 0.0)
+    report = actions.Report(policy_pb2.ReportOutcomeRequest(http_status=500))
+    state: Any = SimpleNamespace(phase="open", is_over=False)
+    table: Any = {("open", int): lambda state, event: Next(state, (actions.Pass("response_body"), report))}
+    with pytest.raises(asyncio.CancelledError):
+        await door._take(Run(table, state, {}, False), CutOff().write, 1)
+    await door.close()
+    assert calls.reports == [report.request]
+
+
+async def test_a_stream_that_envoy_ends_has_no_last_reply() -> None:
+    door = Door(FakeCalls(), DoorOptions(), lambda: 0.0)
+    stream = CutOff()
+    await door._process_of(None)(None, stream)
+    assert stream.aborted is grpc.StatusCode.CANCELLED
 
 
 async def test_a_service_that_is_away_ends_the_stream_and_leaves_it_to_envoy() -> None:
@@ -159,7 +182,7 @@ async def test_a_service_that_is_away_ends_the_stream_and_leaves_it_to_envoy() -
     calls.error = PolicyCallError("", 503, "nobody there", is_away=True)
     context = CutOff(message("request_headers", __path="/routes/chat/v1/x"))
     context.invocation_metadata = lambda: (("x-policy-stage", "listener"),)  # type: ignore[method-assign]
-    await Door(calls, DoorOptions()).handler().service(_Details()).stream_stream(None, context)
+    await Door(calls, DoorOptions()).handler().service(_Details()).stream_unary(None, context)
     assert context.aborted is grpc.StatusCode.UNAVAILABLE
 
 
@@ -173,7 +196,7 @@ def test_a_decision_travels_to_another_process_and_garbage_does_not() -> None:
     flight.explanation = "decision=d1"
     again = from_carried(flight.carried(), 5.0)
     assert again is not None
-    assert (again.id, again.path, again.explanation, again.connections) == (
+    assert (again.id, again.path, again.explanation, again.order[0]) == (
         "d1",
         flight.path,
         "decision=d1",

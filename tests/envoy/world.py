@@ -158,7 +158,7 @@ async def spied(service: Service) -> AsyncIterator[tuple[list[Any], list[Any]]]:
 
     told = envoy_door.LocalCalls.told
     envoy_door.LocalCalls.report = recorded  # type: ignore[method-assign]
-    envoy_door.LocalCalls.told = lambda self, request: False  # type: ignore[method-assign]
+    envoy_door.LocalCalls.told = lambda self, success: False  # type: ignore[method-assign]
     try:
         yield reports, answers
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
+from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2, types_pb2
 
 if TYPE_CHECKING:
     from policy_envoy.flight import Flight, Step
@@ -64,6 +64,43 @@ class Report(NamedTuple):
     """Call ReportOutcome; nobody waits for it."""
 
     request: policy_pb2.ReportOutcomeRequest
+
+
+class Success(NamedTuple):
+    """Call ReportOutcome of an answer that is no error; nobody waits for it. The last report of its decision.
+
+    A value of its own, since nearly every request ends with one: it becomes a message only where it has to travel.
+    """
+
+    token: bytes
+    attempt: int
+    target: types_pb2.Target
+    attempt_offset_ms: int
+    status: int
+    first_byte_ms: int
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those that say something for the next call."""
+    latency_ms: int | None = None
+    """None: the answer has not ended yet."""
+    bytes_streamed: int = 0
+
+    @property
+    def request(self) -> policy_pb2.ReportOutcomeRequest:
+        """As a message."""
+        return policy_pb2.ReportOutcomeRequest(
+            decision_token=self.token,
+            attempt=self.attempt,
+            target=self.target,
+            attempt_offset_ms=self.attempt_offset_ms,
+            http_status=self.status,
+            origin=policy_pb2.ORIGIN_UPSTREAM,
+            final=True,
+            streamed=True,
+            first_byte_ms=self.first_byte_ms,
+            headers=[types_pb2.Header(name=name, value=value) for name, value in self.headers],
+            latency_ms=self.latency_ms,
+            bytes_streamed=self.bytes_streamed,
+        )
 
 
 class Judge(NamedTuple):
@@ -137,11 +174,14 @@ class Leave(NamedTuple):
 
 
 Reply: TypeAlias = Pass | Local
+REPLIES = (Pass, Local)
+"""Kinds of actions that are replies."""
 Action: TypeAlias = (
     Pass
     | Local
     | Select
     | Report
+    | Success
     | Judge
     | Acquire
     | Release

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 
 from policy_envoy import reports
-from policy_envoy.actions import Local, Mode, Pass, Report, Unanswered
-from policy_envoy.attempt_state import Attempt, Phase, done, explained, given_back
+from policy_envoy.actions import Local, Mode, Pass, Report, Success, Unanswered
+from policy_envoy.attempt_state import Attempt, Phase, done, explained, given_back, succeeded
 from policy_envoy.events import Closed, ResponseBody, ResponseHeaders, ResponseTrailers
 from policy_envoy.judging import judge, judge_report
 from policy_envoy.phases import Next, Table
 from policy_envoy.streams import Progress, StreamWatch, format_of
 from policy_service.domain.watchdog import ABORT_CODE
-from policy_service.generated.policy.v1 import policy_pb2
 
 MAX_HELD_BYTES = 262_144
 """An answer that has said nothing in so many bytes goes on; memory of a held answer is bounded by it."""
@@ -34,7 +33,7 @@ def _headless(state: Attempt, event: ResponseHeaders) -> Next:
     if event.status >= 400:
         return judge(state, b"", event.now_ms)
     passed = Pass("response_headers", explained(state))
-    return done(state, passed, Report(_success(state, event.now_ms)), *given_back(state))
+    return done(state, passed, _success(state, event.now_ms), *given_back(state))
 
 
 def begin_stream(state: Attempt) -> Next:
@@ -157,19 +156,15 @@ def _ended_by_itself(state: Attempt, event: ResponseTrailers) -> Next:
 
 def _finish(state: Attempt, now_ms: float, through: tuple[Pass, ...]) -> Next:
     flight, step, head, watch = state.flight, state.step, state.head, state.watch
-    if error := watch.progress.error:
-        report = reports.stream_failure(flight, step, head.status, head.headers, error, (state.started_ms, now_ms))
-    else:
-        report = _success(state, now_ms)
+    if not (error := watch.progress.error):
+        return done(state, *through, _success(state, now_ms), *given_back(state))
+    report = reports.stream_failure(flight, step, head.status, head.headers, error, (state.started_ms, now_ms))
     report.final = True
     return done(state, *through, Report(report), *given_back(state))
 
 
-def _success(state: Attempt, now_ms: float) -> policy_pb2.ReportOutcomeRequest:
-    flight, step, head = state.flight, state.step, state.head
-    report = reports.success(flight, step, head.status, head.headers, state.started_ms, head.now_ms)
-    reports.ended(report, state.started_ms, now_ms, state.watch.bytes)
-    return report
+def _success(state: Attempt, now_ms: float) -> Success:
+    return reports.ended(succeeded(state), state.started_ms, now_ms, state.watch.bytes)
 
 
 def _closed_held(state: Attempt, event: Closed) -> Next:

@@ -9,9 +9,9 @@ NEW -> ACQUIRING -> SENT -> DONE                      a success: reported at its
 from __future__ import annotations
 
 from policy_envoy import local_replies, reports
-from policy_envoy.actions import Acquire, Action, Begin, Hold, Mode, Pass, Release, Report, Unanswered
+from policy_envoy.actions import Acquire, Action, Begin, Hold, Mode, Pass, Release, Unanswered
 from policy_envoy.answers import STREAM_TABLE, begin_stream, hold
-from policy_envoy.attempt_state import Attempt, Phase, done, explained, given_back
+from policy_envoy.attempt_state import Attempt, Phase, done, explained, given_back, succeeded
 from policy_envoy.client_request import with_model
 from policy_envoy.events import (
     Acquired,
@@ -45,11 +45,9 @@ def _begin(state: Attempt, event: AttemptHeaders) -> Next:
     step = flight.step_of(event.attempt, event.connection)
     if step is None:
         return done(state, Begin(flight, event.attempt), local_replies.refused(NOT_DECIDED, "retry"))
-    state = state._replace(flight=flight, step=step, request=event)
+    state = Attempt(state.options, Phase.ACQUIRING, flight, step, event)
     needed = _needs(flight, step, event.attempt)
-    if needed is None:
-        return _send(state)
-    return Next(state._replace(phase=Phase.ACQUIRING), (Begin(flight, event.attempt), needed))
+    return _send(state) if needed is None else Next(state, (Begin(flight, event.attempt), needed))
 
 
 def _needs(flight: Flight, step: Step, attempt: int) -> Acquire | None:
@@ -95,7 +93,8 @@ def _send(state: Attempt) -> Next:
     if state.options.writes_model and request.has_body and step.target.model and step.target.model != flight.model:
         modes = (*modes, Mode.REQUEST_BODY)
     sent = Pass("request_headers", _upstream_headers(state), _removed(state), modes)
-    return Next(state._replace(phase=Phase.SENT, modes=modes), (Begin(flight, request.attempt), sent))
+    following = Attempt(state.options, Phase.SENT, flight, step, request, modes, state.permit_ids)
+    return Next(following, (Begin(flight, request.attempt), sent))
 
 
 def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
@@ -103,7 +102,8 @@ def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
     flight, step, request = state.flight, state.step, state.request
     path = request.base_path + flight.path if flight.path else ""
     changed = ((":path", path),) if path and path != request.headers.get(":path") else ()
-    return (*changed, *_restored(flight, step), *step.set_headers)
+    restored = _restored(flight, step) if flight.own_headers else ()
+    return (*changed, *restored, *step.set_headers)
 
 
 def _restored(flight: Flight, step: Step) -> tuple[tuple[str, str], ...]:
@@ -116,8 +116,10 @@ def _removed(state: Attempt) -> tuple[str, ...]:
     """Headers of another target of this request that an attempt before has set, and those of Envoy alone."""
     flight, step = state.flight, state.step
     foreign = {name for each in flight.steps for name, _ in each.set_headers}
+    if not foreign:
+        return _OURS
     kept = {name for name, _ in step.set_headers}.union(flight.own_headers)
-    return (*sorted(foreign - kept), *_OURS) if foreign else _OURS
+    return (*sorted(foreign - kept), *_OURS)
 
 
 _OURS = (FALLBACK_CHAIN_HEADER, ATTEMPT_COUNT_HEADER)
@@ -128,7 +130,8 @@ def _write_model(state: Attempt, event: RequestBody) -> Next:
 
 
 def _head(state: Attempt, event: ResponseHeaders) -> Next:
-    state = state._replace(head=event)
+    options, _, flight, step, request, modes, permit_ids, *_ = state
+    state = Attempt(options, Phase.SENT, flight, step, request, modes, permit_ids, event)
     if Mode.HELD in state.modes:
         return hold(state, event)
     if event.status >= 400:
@@ -145,12 +148,10 @@ def _error_head(state: Attempt, event: ResponseHeaders) -> Next:
 
 
 def _success_head(state: Attempt, event: ResponseHeaders) -> Next:
-    flight, step = state.flight, state.step
-    report = reports.success(flight, step, event.status, event.headers, state.started_ms, event.now_ms)
-    if not (flight.holds_grant or state.permit_ids) or not event.has_body:
-        return done(state, Pass("response_headers", explained(state)), Report(report), *given_back(state))
+    if not (state.flight.holds_grant or state.permit_ids) or not event.has_body:
+        return done(state, Pass("response_headers", explained(state)), succeeded(state), *given_back(state))
     opened = Pass("response_headers", explained(state), modes=(Mode.END,))
-    return Next(state._replace(phase=Phase.OPEN, report=report), (opened,))
+    return Next(state._replace(phase=Phase.OPEN), (opened,))
 
 
 def _end_of_open(state: Attempt, event: ResponseTrailers) -> Next:
@@ -158,8 +159,7 @@ def _end_of_open(state: Attempt, event: ResponseTrailers) -> Next:
 
 
 def _closed_open(state: Attempt, event: Closed) -> Next:
-    reports.ended(state.report, state.started_ms, event.now_ms)
-    return done(state, Report(state.report), *given_back(state))
+    return done(state, reports.ended(succeeded(state), state.started_ms, event.now_ms), *given_back(state))
 
 
 def _error_body(state: Attempt, event: ResponseBody) -> Next:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from policy_envoy.actions import Action, Mode, Release
+from policy_envoy import reports
+from policy_envoy.actions import Action, Mode, Release, Success
 from policy_envoy.events import AttemptHeaders, ResponseHeaders
 from policy_envoy.explanation import attempt_line
 from policy_envoy.flight import NO_FLIGHT, Flight, Step
@@ -81,7 +82,13 @@ class Attempt(NamedTuple):
 
 def done(state: Attempt, *actions: Action) -> Next:
     """The attempt is over."""
-    return Next(state._replace(phase=Phase.DONE), actions)
+    return Next(Attempt._make((state[0], Phase.DONE, *state[2:])), actions)
+
+
+def succeeded(state: Attempt) -> Success:
+    """An answer that is no error; how it ended is not known yet."""
+    head = state.head
+    return reports.success(state.flight, state.step, head.status, head.headers, state.started_ms, head.now_ms)
 
 
 def given_back(state: Attempt) -> tuple[Action, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from policy_envoy.actions import Success
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 
 
@@ -57,8 +58,8 @@ class PolicyCalls(Protocol):
         """ReportOutcome."""
         ...
 
-    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
-        """ReportOutcome where it takes no waiting; False: it does, and nothing was reported."""
+    def told(self, success: Success) -> bool:
+        """ReportOutcome of a success where it takes no waiting; False: it does, and nothing was reported."""
         ...
 
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:

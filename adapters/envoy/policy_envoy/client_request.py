@@ -28,12 +28,13 @@ from policy_service.generated.policy.v1 import lease_pb2, policy_pb2, types_pb2
 Headers = Mapping[str, str]
 
 _PATHS = (
-    re.compile(r"/routes/(?P<route>[^/?]+)(?P<rest>/.*)"),
-    re.compile(r"/v1(?:beta|alpha)?/(?:publishers/[^/]+/)?models/(?P<route>[^/:?]+):"),  # Gemini, Vertex AI
-    re.compile(r"(?:/openai)?/deployments/(?P<route>[^/?]+)/"),  # Azure OpenAI
-    re.compile(r"/model/(?P<route>[^/?]+)/(?:invoke|converse)"),  # Amazon Bedrock
+    ("/routes/", re.compile(r"/routes/(?P<route>[^/?]+)(?P<rest>/.*)")),
+    # Gemini, Vertex AI
+    ("/models/", re.compile(r"/v1(?:beta|alpha)?/(?:publishers/[^/]+/)?models/(?P<route>[^/:?]+):")),
+    ("/deployments/", re.compile(r"(?:/openai)?/deployments/(?P<route>[^/?]+)/")),  # Azure OpenAI
+    ("/model/", re.compile(r"/model/(?P<route>[^/?]+)/(?:invoke|converse)")),  # Amazon Bedrock
 )
-"""Paths that name a route or model; `rest` is the path that goes upstream."""
+"""Paths that name a route or model, each with a part that it has to have; `rest` is the path that goes upstream."""
 _STREAM_PATHS = re.compile(r":streamGenerateContent|[?&]alt=sse\b|/(?:invoke-with-response-stream|converse-stream)\b")
 _NO = frozenset({"", "0", "false", "no"})
 
@@ -63,7 +64,7 @@ class ClientRequest(NamedTuple):
 def read_request(headers: Headers, options: DoorOptions) -> ClientRequest:
     """Route and path by header, then by path; an empty route: neither names one."""
     path = headers.get(":path", "")
-    found = next((match for pattern in _PATHS if (match := pattern.match(path))), None)
+    found = next((match for part, pattern in _PATHS if part in path and (match := pattern.match(path))), None)
     named = headers.get(ROUTE_HEADER) or (found["route"] if found else "") or headers.get(MODEL_HEADER, "")
     rest = found["rest"] if found and "rest" in found.re.groupindex else path
     return ClientRequest(headers, named, rest)
@@ -124,11 +125,31 @@ def select_request(request: ClientRequest, body: BodyFacts, options: DoorOptions
         allow_wait=options.max_wait_ms > 0,
         wait_budget_ms=options.max_wait_ms,
     )
-    _put_caller(message, request.headers, options)
-    _put_session(message, request.headers, body)
-    _put_lease(message, request.headers)
-    _put_wishes(message, request.headers, body)
+    headers = request.headers
+    _put_caller(message, headers, options)
+    if body.tool_count:
+        message.traits.tool_count = body.tool_count
+    for field, value in body.session.items():
+        setattr(message.session, field, value)
+    if not _CONTROLS.isdisjoint(headers):
+        _put_session(message, headers)
+        _put_lease(message, headers)
+        _put_wishes(message, headers)
     return message
+
+
+_CONTROLS = frozenset(
+    (
+        EXPLAIN_HEADER,
+        *SESSION_HEADERS,
+        *OWNER_HEADERS,
+        *GENERATION_HEADERS,
+        *MODE_HEADERS,
+        *BUDGET_HEADERS,
+        *BUDGET_FALLBACK_HEADERS,
+    )
+)
+"""Headers by which a client says more than what it wants to call; most requests have none."""
 
 
 def _put_caller(message: policy_pb2.SelectTargetRequest, headers: Headers, options: DoorOptions) -> None:
@@ -146,12 +167,10 @@ def _client_key(headers: Headers) -> str:
     return headers.get("x-api-key") or headers.get("api-key") or headers.get("x-goog-api-key") or ""
 
 
-def _put_session(message: policy_pb2.SelectTargetRequest, headers: Headers, body: BodyFacts) -> None:
+def _put_session(message: policy_pb2.SelectTargetRequest, headers: Headers) -> None:
     for name in SESSION_HEADERS:
         if name in headers:
             message.session.headers.append(types_pb2.Header(name=name, value=headers[name]))
-    for field, value in body.session.items():
-        setattr(message.session, field, value)
 
 
 def _put_lease(message: policy_pb2.SelectTargetRequest, headers: Headers) -> None:
@@ -161,15 +180,13 @@ def _put_lease(message: policy_pb2.SelectTargetRequest, headers: Headers) -> Non
         message.lease.CopyFrom(lease_pb2.LeaseContext(owner=owner, generation=number))
 
 
-def _put_wishes(message: policy_pb2.SelectTargetRequest, headers: Headers, body: BodyFacts) -> None:
+def _put_wishes(message: policy_pb2.SelectTargetRequest, headers: Headers) -> None:
     if wants_explanation(headers):
         message.explain = True
     if mode := _first(headers, MODE_HEADERS):
         message.traits.mode = mode
     if fallback := _first(headers, BUDGET_FALLBACK_HEADERS):
         message.traits.budget_fallback = fallback
-    if body.tool_count:
-        message.traits.tool_count = body.tool_count
     budget = _number(_first(headers, BUDGET_HEADERS))
     if budget is not None:
         message.cost_budget_usd = budget

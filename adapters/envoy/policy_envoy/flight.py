@@ -12,10 +12,14 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from policy_envoy.course import Course, course_of
 from policy_service.generated.policy.v1 import lease_pb2, policy_pb2, types_pb2
 
 RENEWALS = 4
 """A permit is renewed at a third of its life at the latest (contract, Permit.expires_at_unix_ms), whatever the tick."""
+
+
+Order = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Step(NamedTuple):
@@ -27,7 +31,7 @@ class Step(NamedTuple):
     """Attempt number within its decision."""
     set_headers: tuple[tuple[str, str], ...] = ()
     needs_grant: bool = False
-    """Ask for a permit before dispatch: every step but the first, whose grants came with the decision."""
+    """Ask for a permit before dispatch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,8 @@ class Flight:
     """As it goes upstream, without base path."""
     is_stream: bool = False
     """The client wants a streamed answer."""
+    stripped: frozenset[str] = frozenset()
+    """Request headers that no upstream gets."""
     own_headers: dict[str, str] = field(default_factory=dict)
     """The client's own values of headers that a target of this request is given."""
     model: str = ""
@@ -73,7 +79,9 @@ class Flight:
     request: policy_pb2.SelectTargetRequest | None = None
     """As it was first asked, for a new selection; None: in another process."""
     answer: bytes = b""
-    """The first decision as it came."""
+    """The first decision, as far as another process needs it: bytes of a SelectTargetResponse."""
+    _order: Order | None = None
+    """None: the steps have changed since it was read."""
 
     @property
     def holds_grant(self) -> bool:
@@ -82,18 +90,14 @@ class Flight:
 
     def adopt(self, answer: policy_pb2.SelectTargetResponse, at: int = 0) -> None:
         """Take over a decision: its targets are the attempts from number `at` on."""
-        dispatch = answer.dispatch
-        head = tuple((header.name.lower(), header.value) for header in dispatch.set_headers)
-        self.token = answer.decision_token
-        self.permit_ids = tuple(permit.permit_id for permit in dispatch.permits)
-        lives = [permit.expires_at_unix_ms - answer.decided_at_unix_ms for permit in dispatch.permits]
-        self.renewal_ms = max(500, min(lives) / RENEWALS) if lives else 0
-        first = Step(dispatch.target, answer.decision_token, 0, head)
-        later = [
-            Step(target, answer.decision_token, number, needs_grant=True)
-            for number, target in enumerate(dispatch.fallbacks, 1)
-        ]
-        self.steps[at:] = [first, *later]
+        self.follow(answer, course_of(answer.dispatch), at)
+
+    def follow(self, answer: policy_pb2.SelectTargetResponse, course: Course, at: int = 0) -> None:
+        """As `adopt`, of a course that is read already."""
+        token = self.token = answer.decision_token
+        self.permit_ids, self.renewal_ms = _permits(answer)
+        self.steps[at:] = [Step(stop.target, token, *stop[1:]) for stop in course.stops]
+        self._order = None if at else (course.connections, course.addresses)
 
     def step_of(self, attempt: int, connection: str) -> Step | None:
         """The step of an attempt of Envoy (from 1) that goes to a connection; None: not decided by this request.
@@ -115,16 +119,16 @@ class Flight:
         self.steps[index:] = [
             each._replace(number=step.number + ahead) for ahead, each in enumerate((following, *later), 1)
         ]
+        self._order = None
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Endpoints in order, for the endpoint picker protocol."""
-        return tuple(step.target.address for step in self.steps if step.target.address)
-
-    @property
-    def connections(self) -> tuple[str, ...]:
-        """Connections in order; the name of a cluster is that of its connection."""
-        return tuple(step.target.connection for step in self.steps)
+    def order(self) -> Order:
+        """Connections in order, each the name of its cluster; endpoints in order, for the endpoint picker protocol."""
+        if self._order is None:
+            targets = [step.target for step in self.steps]
+            connections = tuple(target.connection for target in targets)
+            self._order = (connections, tuple(target.address for target in targets if target.address))
+        return self._order
 
     def carried(self) -> str:
         """What another process needs to go on with this request, as one text whose first line is its id."""
@@ -142,9 +146,25 @@ def same_target(one: types_pb2.Target, other: types_pb2.Target) -> bool:
 
 def from_answer(answer: policy_pb2.SelectTargetResponse, now_ms: float) -> Flight:
     """The flight of a dispatch."""
-    flight = Flight(answer.decision_id, [], now_ms, answer=answer.SerializeToString())
-    flight.adopt(answer)
+    course = course_of(answer.dispatch)
+    head = policy_pb2.SelectTargetResponse(
+        decision_id=answer.decision_id,
+        decision_token=answer.decision_token,
+        decided_at_unix_ms=answer.decided_at_unix_ms,
+    )
+    carried = head.SerializeToString() + course.carried  # joined bytes are a merged message
+    flight = Flight(answer.decision_id, [], now_ms, stripped=course.stripped, answer=carried)
+    flight.follow(answer, course)
     return flight
+
+
+def _permits(answer: policy_pb2.SelectTargetResponse) -> tuple[tuple[str, ...], float]:
+    """Ids of the permits of a decision, and the time after which they are renewed; 0: it has none."""
+    permits = answer.dispatch.permits
+    if not permits:
+        return (), 0
+    shortest = min(permit.expires_at_unix_ms - answer.decided_at_unix_ms for permit in permits)
+    return tuple(permit.permit_id for permit in permits), max(500, shortest / RENEWALS)
 
 
 def from_carried(text: str, now_ms: float) -> Flight | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from policy_envoy import local_replies
@@ -79,24 +80,25 @@ class Listener(NamedTuple):
 
 
 def _read(state: Listener, event: RequestHeaders) -> Next:
-    client = read_request(event.headers, state.options)
-    state = state._replace(client=client)
-    if wants_body(client, state.options, event.has_body):
-        return Next(state._replace(phase=Phase.BODY), (Pass("request_headers", modes=(Mode.REQUEST_BODY,)),))
-    return _select(state)
+    options = state.options
+    client = read_request(event.headers, options)
+    if wants_body(client, options, event.has_body):
+        return Next(Listener(options, Phase.BODY, client), (Pass("request_headers", modes=(Mode.REQUEST_BODY,)),))
+    return _select(options, client, NO_BODY, "request_headers")
 
 
 def _read_body(state: Listener, event: RequestBody) -> Next:
-    return _select(state._replace(body=read_body(event.body), answers="request_body"))
+    return _select(state.options, state.client, read_body(event.body), "request_body")
 
 
-def _select(state: Listener) -> Next:
-    request = select_request(state.client, state.body, state.options)
+def _select(options: DoorOptions, client: ClientRequest, body: BodyFacts, answers: str) -> Next:
+    request = select_request(client, body, options)
+    state = Listener(options, Phase.SELECTING, client, body, answers, request)
     if not request.route:
         return _refuse(state, local_replies.NO_ROUTE)
-    if state.options.explains_always:
+    if options.explains_always:
         request.explain = True
-    return Next(state._replace(phase=Phase.SELECTING, asked=request), (Select(request),))
+    return Next(state, (Select(request),))
 
 
 def _decide(state: Listener, event: Selected) -> Next:
@@ -108,39 +110,41 @@ def _dispatch(state: Listener, event: Selected) -> Next:
     flight = from_answer(event.answer, event.now_ms)
     flight.path, flight.model, flight.request = client.path, state.body.model, state.asked
     flight.is_stream = is_stream(client.headers, state.body)
-    _put_context(flight, state)
+    _put_context(flight, state, event.answer)
     routed = Pass(
         state.answers,
-        set_headers=_order_headers(flight),
-        remove_headers=_control_headers(client, event.answer.dispatch.strip_headers),
+        set_headers=_order_headers(*flight.order),
+        remove_headers=_control_headers(client.headers, flight.stripped),
         chain=flight,
         clears_route=True,
     )
     held = (Hold(flight),) if flight.permit_ids else ()
-    return Next(state._replace(phase=Phase.ROUTED, flight=flight), (Register(flight), *held, routed))
+    following = Listener(state.options, Phase.ROUTED, client, state.body, state.answers, state.asked, 0, flight)
+    return Next(following, (Register(flight), *held, routed))
 
 
-def _put_context(flight: Flight, state: Listener) -> None:
-    asked = state.asked
-    given = {name for name, _ in flight.steps[0].set_headers}
-    flight.own_headers = {name: state.client.headers[name] for name in given if name in state.client.headers}
+def _put_context(flight: Flight, state: Listener, answer: policy_pb2.SelectTargetResponse) -> None:
+    asked, headers = state.asked, state.client.headers
+    flight.own_headers = {name: headers[name] for name, _ in flight.steps[0].set_headers if name in headers}
     flight.caller = (asked.caller_id, asked.caller_key_sha256)
     if asked.HasField("lease"):
         flight.lease = asked.lease
-    if state.options.explains_always or wants_explanation(state.client.headers):
-        flight.explanation = explain(policy_pb2.SelectTargetResponse.FromString(flight.answer))
+    if state.options.explains_always or wants_explanation(headers):
+        flight.explanation = explain(answer)
 
 
-def _order_headers(flight: Flight) -> tuple[tuple[str, str], ...]:
+@lru_cache(maxsize=1_024)
+def _order_headers(connections: tuple[str, ...], addresses: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The order of the upstreams for whoever reads it from headers, besides the metadata."""
-    chain = ((FALLBACK_CHAIN_HEADER, ",".join(flight.connections)),)
-    addresses = flight.addresses
+    chain = ((FALLBACK_CHAIN_HEADER, ",".join(connections)),)
     return (*chain, (ENDPOINT_HEADER, ",".join(addresses))) if addresses else chain
 
 
-def _control_headers(client: ClientRequest, also: Iterable[str]) -> tuple[str, ...]:
-    names = CONTROL_HEADERS.union(also)
-    return tuple([name for name in client.headers if name in names or name.startswith(CONTROL_PREFIXES)])
+def _control_headers(names: Iterable[str], also: frozenset[str]) -> tuple[str, ...]:
+    """Those of the client's headers that no upstream gets."""
+    return tuple(
+        [name for name in names if name in CONTROL_HEADERS or name in also or name.startswith(CONTROL_PREFIXES)]
+    )
 
 
 def _wait(state: Listener, event: Selected) -> Next:
@@ -175,7 +179,7 @@ def _answered(state: Listener, event: ResponseHeaders) -> Next:
     """The head of the last answer: no further attempt follows."""
     count = event.headers.get(ATTEMPT_COUNT_HEADER, "")
     settled = Settle(state.flight, event.details, attempts=int(count) if count.isdigit() else 0)
-    return Next(state._replace(phase=Phase.OVER), (_last(event), settled, Leave(state.flight)))
+    return Next(Listener(state.options, Phase.OVER), (_last(event), settled, Leave(state.flight)))
 
 
 def _last(event: ResponseHeaders) -> Pass:

@@ -68,6 +68,7 @@ class Performer:
         """Let reports under way come to their end."""
         if self._renewer is not None:
             self._renewer.cancel()
+        await asyncio.sleep(0)  # what is still to do behind a last reply
         if self._background:
             await asyncio.wait(self._background, timeout=5)
 
@@ -105,13 +106,16 @@ class Performer:
         self.counters.reports += 1
         if action.request.final:
             self.flights.free(action.request.decision_token)
+        self._run(self._reported(action.request))
+
+    def _success(self, action: actions.Success) -> None:
+        self.counters.reports += 1
+        self.flights.free(action.token)
         try:
-            if self.calls.told(action.request):
-                return
+            if not self.calls.told(action):
+                self._run(self._reported(action.request))
         except PolicyCallError as error:
             self._lost(error)
-            return
-        self._run(self._reported(action.request))
 
     async def _reported(self, request: policy_pb2.ReportOutcomeRequest) -> events.Judged | events.CallFailed:
         try:
@@ -194,6 +198,7 @@ _WAITED_FOR: Mapping[type, Callable[[Performer, Any], Awaitable[Any]]] = {
 }
 _AT_ONCE: Mapping[type, Callable[[Performer, Any], None]] = {
     actions.Report: Performer._report,
+    actions.Success: Performer._success,
     actions.Release: Performer._release,
     actions.Register: Performer._register,
     actions.Hold: Performer._hold,

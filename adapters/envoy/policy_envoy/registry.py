@@ -81,9 +81,11 @@ def begin(flight: Flight, attempt: int, now_ms: float) -> list[policy_pb2.Report
 
 def _note_unseen(flight: Flight, attempts: int, now_ms: float) -> None:
     """Attempts that Envoy has made and the door has not seen."""
+    if attempts <= flight.begun:
+        return
     for step in flight.steps[flight.begun : attempts]:
         flight.unanswered.append((step, now_ms))
-    flight.begun = max(flight.begun, attempts)
+    flight.begun = attempts
 
 
 def settle(
@@ -104,6 +106,8 @@ def settle(
     """
     _note_unseen(flight, attempts, now_ms)
     flight.is_client_gone, flight.is_over = is_client_gone, is_over
+    if not flight.unanswered:
+        return []
     waiting, flight.unanswered = flight.unanswered, []
     return list(_reports(flight, waiting, now_ms, details))
 

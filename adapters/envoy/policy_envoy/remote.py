@@ -14,6 +14,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from policy_envoy.actions import Success
 from policy_envoy.calls import HTTP_STATUS_OF_CODE, PolicyCallError
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2, policy_pb2_grpc
 
@@ -75,7 +76,7 @@ class RemoteCalls:
         answer: policy_pb2.ReportOutcomeResponse = await self._call(self._stub.ReportOutcome, request)
         return answer
 
-    def told(self, request: policy_pb2.ReportOutcomeRequest) -> bool:
+    def told(self, success: Success) -> bool:
         """A call takes waiting."""
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from policy_envoy.actions import Success
 from policy_envoy.flight import Flight, Step
 from policy_service.generated.policy.v1 import policy_pb2, types_pb2
 
@@ -28,23 +29,16 @@ _KINDS = (
 
 def success(
     flight: Flight, step: Step, status: int, headers: Mapping[str, str], started_ms: float, first_ms: float
-) -> policy_pb2.ReportOutcomeRequest:
+) -> Success:
     """A status line that is no error; how the answer ended is not known yet."""
-    report = _report(flight, step, started_ms)
-    report.http_status, report.origin = status, policy_pb2.ORIGIN_UPSTREAM
-    report.final = True
-    report.streamed = True
-    report.first_byte_ms = _ms(first_ms - started_ms)
-    for name in headers:
-        if name.startswith(_RATE_HEADERS):
-            report.headers.append(types_pb2.Header(name=name, value=headers[name]))
-    return report
+    offset_ms, first_byte_ms = _ms(started_ms - flight.answered_ms), _ms(first_ms - started_ms)
+    kept = tuple([(name, headers[name]) for name in headers if name.startswith(_RATE_HEADERS)])
+    return Success(step.token, step.number, step.target, offset_ms, status, first_byte_ms, kept)
 
 
-def ended(report: policy_pb2.ReportOutcomeRequest, started_ms: float, now_ms: float, size: int = 0) -> None:
-    """Add what the end of an answer says."""
-    report.latency_ms = _ms(now_ms - started_ms)
-    report.bytes_streamed = size
+def ended(success: Success, started_ms: float, now_ms: float, size: int = 0) -> Success:
+    """The same with what the end of the answer says."""
+    return success._replace(latency_ms=_ms(now_ms - started_ms), bytes_streamed=size)
 
 
 def failure(
@@ -103,8 +97,7 @@ def too_slow(flight: Flight, step: Step, times: tuple[float, float], size: int) 
     report.network_error = policy_pb2.NETWORK_ERROR_KIND_STREAM_TOO_SLOW
     report.network_error_text = "STREAM_THROUGHPUT_TOO_LOW"
     report.streamed = True
-    ended(report, *times, size)
-    return report
+    return _ended(report, times, size)
 
 
 def cancelled(flight: Flight, step: Step, times: tuple[float, float], size: int = 0) -> policy_pb2.ReportOutcomeRequest:
@@ -112,8 +105,7 @@ def cancelled(flight: Flight, step: Step, times: tuple[float, float], size: int 
     report = _report(flight, step, times[0])
     report.client_cancelled.SetInParent()
     report.final = True
-    ended(report, *times, size)
-    return report
+    return _ended(report, times, size)
 
 
 def earlier_attempt(
@@ -137,6 +129,13 @@ def _report(flight: Flight, step: Step, started_ms: float) -> policy_pb2.ReportO
         target=step.target,
         attempt_offset_ms=_ms(started_ms - flight.answered_ms),
     )
+
+
+def _ended(
+    report: policy_pb2.ReportOutcomeRequest, times: tuple[float, float], size: int
+) -> policy_pb2.ReportOutcomeRequest:
+    report.latency_ms, report.bytes_streamed = _ms(times[1] - times[0]), size
+    return report
 
 
 def _ms(duration: float) -> int:

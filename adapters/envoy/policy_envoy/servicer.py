@@ -6,16 +6,17 @@ Envoy sends them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from policy_envoy import attempt, events, listener, wire
-from policy_envoy.actions import Local, Pass
+from policy_envoy.actions import REPLIES, Action, Reply
 from policy_envoy.attempt_state import Attempt
 from policy_envoy.calls import PolicyCallError, PolicyCalls
 from policy_envoy.flight import Flight, from_carried
@@ -64,7 +65,8 @@ class Door:
     """
 
     def __init__(self, calls: PolicyCalls, options: DoorOptions, now_ms: Callable[[], float] = monotonic_ms) -> None:
-        self._options = options
+        self._listener = listener.Listener(options)
+        self._attempt = Attempt(options)
         self._now_ms = now_ms
         self._performer = Performer(calls, now_ms)
 
@@ -79,21 +81,27 @@ class Door:
         return len(self._performer.flights)
 
     def handler(self, admit: Admit | None = None) -> Any:
-        """Generic handler for `add_generic_rpc_handlers`."""
-        process = grpc.stream_stream_rpc_method_handler(self._process_of(admit), wire.read_message, None)
+        """Generic handler for `add_generic_rpc_handlers`.
+
+        To the library a call with one answer, though others may be written before it: that one goes out together with
+        the status, which saves each stream a turn of both sides. On the wire there is no difference.
+        """
+        process = grpc.stream_unary_rpc_method_handler(self._process_of(admit), wire.read_message, None)
         return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
 
     async def close(self) -> None:
         """Let reports under way come to their end."""
         await self._performer.close()
 
-    def _process_of(self, admit: Admit | None) -> Callable[[Any, Any], Awaitable[None]]:
-        async def process(requests: Any, context: Any) -> None:
+    def _process_of(self, admit: Admit | None) -> Callable[[Any, Any], Awaitable[bytes | None]]:
+        async def process(requests: Any, context: Any) -> bytes | None:
             metadata = context.invocation_metadata() or ()
-            leave = None
+            leave = last = None
             try:
                 leave = None if admit is None else admit(metadata)
-                await self._serve(context, {key: value for key, value in metadata if isinstance(value, str)})
+                last = await self._serve(context, {key: value for key, value in metadata if isinstance(value, str)})
+                if last is None:
+                    await context.abort(grpc.StatusCode.CANCELLED, "ended by Envoy")
             except PolicyCallError as error:  # the service is away: Envoy's fail mode decides
                 await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
             except UnexpectedEventError as error:
@@ -102,43 +110,53 @@ class Door:
             finally:
                 if leave is not None:
                     leave()
+            return last
 
         return process
 
-    async def _serve(self, context: Any, metadata: Mapping[str, str]) -> None:
-        run = self._begin(metadata)
+    async def _serve(self, context: Any, metadata: Mapping[str, str]) -> bytes | None:
+        """The reply that ends the stream; None: Envoy has ended it."""
+        run, last = self._begin(metadata), None
         try:
             while not run.state.is_over and (message := await context.read()) is not grpc.aio.EOF:
-                await self._take(run, context.write, self._event(run, message))
+                last = await self._take(run, context.write, self._event(run, message))
+            return last
         finally:
             self._finish(run)
 
     def _begin(self, metadata: Mapping[str, str]) -> Run:
         stage = metadata.get(STAGE)
         if stage == LISTENER_STAGE:
-            return Run(listener.TABLE, listener.Listener(self._options), metadata, True)
+            return Run(listener.TABLE, self._listener, metadata, True)
         if stage == UPSTREAM_STAGE:
-            return Run(attempt.TABLE, Attempt(self._options), metadata, False)
+            return Run(attempt.TABLE, self._attempt, metadata, False)
         raise UnexpectedEventError(f"initial metadata {STAGE} is {stage!r}; send {LISTENER_STAGE} or {UPSTREAM_STAGE}")
 
-    async def _take(self, run: Run, write: Callable[[bytes], Awaitable[None]], event: Any) -> None:
-        """One event, and those that the calls it causes result in."""
+    async def _take(self, run: Run, write: Callable[[bytes], Awaitable[None]], event: Any) -> bytes | None:
+        """One event, and those that the calls it causes result in; the reply that ends the stream is returned."""
         perform = self._performer.perform
         while event is not None:
             run.state, wanted = step(run.table, run.state, event)
+            last = _last_reply(wanted) if run.state.is_over else None
             event, left = None, iter(wanted)
             try:
                 for action in left:
-                    if isinstance(action, Pass | Local):
+                    if action is last:
+                        asyncio.get_running_loop().call_soon(self._performer.finish, left)  # once the reply is out
+                        return write_reply(last)
+                    if isinstance(action, REPLIES):
                         await write(write_reply(action))
                     elif (waiting := perform(action)) is not None:
                         event = await waiting
             except BaseException:  # Envoy is gone, which is no reason to keep a report back
                 self._performer.finish(left)
                 raise
+        return None
 
     def _finish(self, run: Run) -> None:
         """The stream is over; there may still be something to tell."""
+        if run.state.is_over:
+            return
         run.state, wanted = step(run.table, run.state, events.Closed(self._now_ms()))
         self._performer.finish(wanted)
 
@@ -184,6 +202,10 @@ class Door:
 
     def _response_trailers(self, run: Run, message: Any, part: Any) -> Any:
         return events.ResponseTrailers(self._now_ms())
+
+
+def _last_reply(wanted: Sequence[Action]) -> Reply | None:
+    return next((action for action in reversed(wanted) if isinstance(action, REPLIES)), None)
 
 
 _OF_ATTEMPT = frozenset({":path", ATTEMPT_COUNT_HEADER})

@@ -12,7 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Protocol, TypeVar
 
 from policy_service.application.errors import FieldProblem, InvalidRequestError, PolicyError
-from policy_service.application.messages import ReportAnswer, ReportRequest, SelectAnswer, SelectRequest
+from policy_service.application.messages import (
+    DecisionToken,
+    ReportAnswer,
+    ReportRequest,
+    SelectAnswer,
+    SelectRequest,
+)
 from policy_service.generated.policy.v1 import policy_pb2
 from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.errors import to_status
@@ -154,9 +160,22 @@ class PolicyServicer:
         request = report_request(message, self._reading)
         return report_answer(self._reports.report_now(request) or await self._reports.report(request))
 
-    def reported_now(self, message: policy_pb2.ReportOutcomeRequest) -> bool:
-        """ReportOutcome for one in this process that needs no answer. False: it takes a commit, and nothing is done."""
-        return self._reports.report_now(report_request(message, self._reading)) is not None
+    # -- for a door in this process: values, where a message would be written only to be read again -----------
+    async def decided(
+        self, message: policy_pb2.SelectTargetRequest
+    ) -> tuple[policy_pb2.SelectTargetResponse, DecisionToken | None]:
+        """SelectTarget, and what its token says."""
+        request = select_request(message, self._reading)
+        answer = self._selects.select_now(request) or await self._selects.select(request)
+        return select_answer(answer, self._reading.seal), answer.token
+
+    def opened(self, token: bytes) -> DecisionToken:
+        """What a token says. Raises TokenError."""
+        return self._reading.seal.open(token, self._reading.clock.now())
+
+    def reported_now(self, request: ReportRequest) -> bool:
+        """ReportOutcome without an answer. False: it takes a commit, and nothing is done."""
+        return self._reports.report_now(request) is not None
 
     async def select_targets(self, message: policy_pb2.SelectTargetsRequest) -> policy_pb2.SelectTargetsResponse:
         """SelectTargets: each item on its own; those that wait do so together."""

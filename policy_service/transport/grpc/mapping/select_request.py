@@ -102,7 +102,9 @@ def select_request(message: policy_pb2.SelectTargetRequest, reading: Reading) ->
     message.request_id = own_id
     if known is None:
         return _learn_request(data, message, reading)
-    if not own_id or len(own_id) > MAX_REQUEST_ID_CHARS or not own_id.isprintable():
+    if not own_id:
+        return known._replace(request_id=reading.entropy.new_id(), is_retry_safe=False)
+    if len(own_id) > MAX_REQUEST_ID_CHARS or not own_id.isprintable():
         return _read(message, reading)
     return known._replace(request_id=own_id, is_retry_safe=True)
 
