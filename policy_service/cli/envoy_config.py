@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +12,16 @@ from typing import NamedTuple, TypeVar
 
 import yaml
 from policy_envoy.configuration import Choices, CredentialSource, FailMode, Layout, UpstreamError, bootstrap
+from policy_envoy.configuration.upstreams import Upstream, upstreams
 
 from policy_service.cli import exit_codes
-from policy_service.cli.output import note, say
+from policy_service.cli.output import note, say, warnings
 from policy_service.settings.catalogue_file import load_catalogue_file
 from policy_service.settings.problems import ConfigError, Problem
 from policy_service.settings.server import split_address
 
 T = TypeVar("T", bound=StrEnum)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Wishes(NamedTuple):
@@ -37,12 +41,15 @@ class Wishes(NamedTuple):
 def run(catalogue: Path, out: Path, wishes: Wishes) -> int:
     """Write the configuration; the exit code."""
     loaded = load_catalogue_file(str(catalogue), environment=os.environ)
+    chosen = choices(wishes)
     try:
-        data = bootstrap(loaded.catalogue, choices(wishes))
+        data = bootstrap(loaded.catalogue, chosen)
+        found = upstreams(loaded.catalogue).values()
     except UpstreamError as error:
         raise ConfigError(
             [Problem("catalogue", problem, where=str(catalogue)) for problem in error.problems]
         ) from error
+    warnings(_absent(chosen, found, is_ca_given=wishes.ca_file is not None))
     text = _HEAD.format(catalogue=catalogue.name) + yaml.safe_dump(data, sort_keys=False, width=120)
     if str(out) == "-":
         say(text)
@@ -60,14 +67,40 @@ _HEAD = (
 )
 
 
+def _absent(chosen: Choices, found: Iterable[Upstream], *, is_ca_given: bool) -> Iterator[str]:
+    """Files that Envoy will read and that are not on this machine; it may run on another one."""
+    if (is_ca_given or any(each.tls for each in found)) and not Path(chosen.ca_file).is_file():
+        yield (
+            f"--ca-file: no file {chosen.ca_file} on this machine; Envoy starts only where it exists and holds the "
+            "authorities of the upstreams (PEM): put it there, or give the path of one"
+        )
+    if chosen.credentials is not CredentialSource.FILES:
+        return
+    directory = Path(chosen.credential_directory)
+    missing = sorted(
+        f"{each.connection}.yaml" for each in found if not (directory / f"{each.connection}.yaml").is_file()
+    )
+    if missing:
+        yield (
+            f"--credentials: {directory} on this machine lacks {', '.join(missing)}; Envoy starts only where every "
+            "connection has its secret there: write them before"
+        )
+
+
 def choices(wishes: Wishes) -> Choices:
     """The choices as the generator reads them.
 
     Raises:
         ConfigError: an option has another value than those it may have.
     """
-    source, _, directory = wishes.credentials.partition(":")
+    source, colon, directory = wishes.credentials.partition(":")
     made = _choices(wishes, source, directory)
+    has_directory = made.credentials is CredentialSource.FILES
+    if bool(directory) is not has_directory or bool(colon) is not has_directory:
+        allowed = "none, environment, files:<directory>"
+        raise ConfigError(
+            [Problem("--credentials", "files needs a directory, nothing else has one", wishes.credentials, allowed)]
+        )
     return made if wishes.ca_file is None else replace(made, ca_file=str(wishes.ca_file))
 
 
@@ -76,7 +109,7 @@ def _choices(wishes: Wishes, source: str, directory: str) -> Choices:
         listen=checked_address("listen", wishes.listen),
         admin=checked_address("admin", wishes.admin) if wishes.admin else "",
         policy=wishes.policy if wishes.policy.startswith("unix:") else checked_address("policy", wishes.policy),
-        policy_key=wishes.policy_key,
+        policy_key=_variable("policy-key", wishes.policy_key),
         fail_mode=_one_of(FailMode, "fail-mode", wishes.fail_mode),
         layout=_one_of(Layout, "layout", wishes.layout),
         credentials=_one_of(CredentialSource, "credentials", source),
@@ -90,6 +123,15 @@ def _one_of(kind: type[T], name: str, given: str) -> T:
         return kind(given)
     except ValueError:
         raise ConfigError([Problem(f"--{name}", "unknown value", given, ", ".join(kind))]) from None
+
+
+def _variable(name: str, given: str) -> str:
+    """The name of an environment variable; a key itself, written there by mistake, is not repeated."""
+    if given and _VARIABLE.fullmatch(given) is None:
+        remedy = "give the name of the variable, such as POLICY_KEY, and set it to the key where Envoy runs"
+        allowed = "letters, digits and _, no digit first"
+        raise ConfigError([Problem(f"--{name}", "no name of an environment variable", "", allowed, remedy)])
+    return given
 
 
 def checked_address(name: str, given: str) -> str:

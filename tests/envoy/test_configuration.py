@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import subprocess
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from aiohttp import web
 from policy_envoy.configuration import Choices, CredentialSource, FailMode, Layout, UpstreamError, bootstrap
 
+from policy_service.cli import envoy_config
 from policy_service.cli.main import main
 from policy_service.domain.catalogue import Catalogue
 from policy_service.settings.catalogue_file import load_catalogue
@@ -195,3 +197,63 @@ def test_what_cannot_be_written_or_listened_on_is_named(tmp_path: Path, capsys: 
     assert "--out: cannot be written" in told
     assert "--door: not an address" in told
     assert "cannot listen on 192.0.2.1:1" in told
+
+
+def written(directory: Path, capsys: pytest.CaptureFixture[str], *options: str, text: str = NAMED) -> tuple[int, str]:
+    """Exit code of the command, and what it says beside the result."""
+    catalogue = directory / "catalogue.yaml"
+    catalogue.write_text(text)
+    code = main(["envoy-config", "--catalogue", str(catalogue), "--out", str(directory / "made.yaml"), *options])
+    return code, capsys.readouterr().err
+
+
+def test_a_file_that_envoy_will_miss_is_a_warning_since_envoy_may_run_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca, secrets = tmp_path / "ca.pem", tmp_path / "secrets"
+    options = ("--ca-file", str(ca), "--credentials", f"files:{secrets}")
+    code, told = written(tmp_path, capsys, *options)
+    assert code == 0
+    assert f"warning: --ca-file: no file {ca} on this machine" in told
+    assert (
+        f"warning: --credentials: {secrets} on this machine lacks claude.yaml, fast.yaml, main.yaml, own.yaml" in told
+    )
+    ca.write_text("")
+    secrets.mkdir()
+    for name in ("claude", "fast", "main"):
+        (secrets / f"{name}.yaml").write_text("")
+    code, told = written(tmp_path, capsys, *options)
+    assert (code, told.count("warning")) == (0, 1)
+    assert f"{secrets} on this machine lacks own.yaml; Envoy starts only where" in told
+    (secrets / "own.yaml").write_text("")
+    assert "warning" not in written(tmp_path, capsys, *options)[1]
+
+
+def test_the_authorities_are_missed_only_where_an_upstream_has_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = "version: 1\nconnections: [{id: one, provider: openai, address: '127.0.0.1:9101'}]\n"
+    absent = str(tmp_path / "none.crt")
+    monkeypatch.setattr(envoy_config, "Choices", partial(Choices, ca_file=absent))
+    assert "warning" not in written(tmp_path, capsys, text=plain)[1]
+    assert f"warning: --ca-file: no file {absent}" in written(tmp_path, capsys)[1]
+
+
+@pytest.mark.parametrize("name", ["sk-a-key-itself", "1KEY", "KEY%", "A B", "KEY\n"])
+def test_a_policy_key_that_names_no_variable_is_refused_and_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    code, told = written(tmp_path, capsys, "--policy-key", name)
+    assert code == 2
+    assert "--policy-key: no name of an environment variable" in told
+    assert name not in told
+    assert written(tmp_path, capsys, "--policy-key", "_KEY_2")[0] == 0
+
+
+@pytest.mark.parametrize("given", ["files", "files:", "none:", "environment:/etc/secrets"])
+def test_credentials_have_a_directory_where_they_are_files_and_only_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    code, told = written(tmp_path, capsys, "--credentials", given)
+    assert code == 2
+    assert f"--credentials: files needs a directory, nothing else has one; given: {given}" in told
