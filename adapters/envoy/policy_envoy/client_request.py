@@ -213,7 +213,12 @@ _SESSION_FIELDS = {
 }
 
 
+_SESSION_NAMES = frozenset(path[0] for path in _SESSION_FIELDS.values())
+
+
 def _session_fields(data: Mapping[str, object]) -> dict[str, str]:
+    if _SESSION_NAMES.isdisjoint(data):
+        return {}
     found = {field: _text(_at(data, path)) for field, path in _SESSION_FIELDS.items()}
     return {field: value for field, value in found.items() if value}
 
