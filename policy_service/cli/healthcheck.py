@@ -74,7 +74,7 @@ def _pem(path: Path) -> bytes:
 
 def _explained(code: str, probe: Probe) -> str:
     words = {
-        "UNAVAILABLE": "nobody answers; check that the service runs and the address is right",
+        "UNAVAILABLE": "nobody answers; check that the service runs and the address is right; over TLS, give --tls-ca",
         "DEADLINE_EXCEEDED": f"no answer within {probe.timeout_ms} ms",
         "NOT_FOUND": "unknown service; ask for readiness, liveness, or policy.v1.PolicyService",
     }

@@ -162,7 +162,7 @@ class Core:
     def closing(self) -> None:
         """The last word on what is kept."""
         if self.has_kept:
-            log.warning("closed with %d reports and %d grants unsent", len(self.backlog), len(self.returns))
+            log.warning("closed; not sent: reports %d, grants given back %d", len(self.backlog), len(self.returns))
 
     def due(self) -> tuple[list[Kept], messages.ReportOutcomesRequest]:
         """The oldest kept reports, taken out, and the batch that sends them."""
