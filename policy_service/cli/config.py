@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy_service.cli import exit_codes
-from policy_service.cli.output import note, problems, say, warnings
+from policy_service.cli.errors import write_text
+from policy_service.cli.output import counted, note, problems, say, warnings
 from policy_service.settings.problems import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -80,14 +81,14 @@ def _text_report(
 def _summary(loaded: LoadedCatalogue) -> str:
     catalogue = loaded.catalogue
     counts = {
-        "providers": len(catalogue.providers),
-        "connections": len(catalogue.connections),
-        "routes": len(catalogue.routes),
-        "callers": len(catalogue.callers),
-        "operator rules": len(catalogue.operator_rules),
-        "settings": len(catalogue.stored_settings),
+        "provider": len(catalogue.providers),
+        "connection": len(catalogue.connections),
+        "route": len(catalogue.routes),
+        "caller": len(catalogue.callers),
+        "operator rule": len(catalogue.operator_rules),
+        "setting": len(catalogue.stored_settings),
     }
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    listed = ", ".join(counted(count, name) for name, count in counts.items())
     return f"catalogue {loaded.sha256[:12]}: {listed}"
 
 
@@ -164,8 +165,7 @@ def docs(out: Path, *, check_only: bool) -> int:
     if check_only:
         return _compare(texts)
     for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, "--out", text)
         say(f"wrote {path}")
     return exit_codes.OK
 
@@ -178,7 +178,7 @@ def _references(out: Path) -> dict[Path, str]:
 
 
 def _compare(texts: Mapping[Path, str]) -> int:
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_bytes() != text.encode()]
     for path in stale:
         note(f"{path} is out of date; run `policy-service config docs`")
     return exit_codes.FAILED if stale else exit_codes.OK

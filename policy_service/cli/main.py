@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from policy_service.cli import exit_codes
-from policy_service.cli.errors import report_error
+from policy_service.cli.errors import report_error, require_text
 from policy_service.cli.output import say, warnings
 from policy_service.cli.process_options import ProcessFlags, process_options
 
@@ -27,12 +27,15 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SWITCH = ""
+"""What the help shows as the value of an option that takes none."""
+JsonFlag = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="Print JSON.")]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code (`exit_codes`)."""
     try:
+        require_text(sys.argv[1:] if argv is None else argv)
         app(args=argv, standalone_mode=True)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else exit_codes.FAILED if stop.code else exit_codes.OK
@@ -59,7 +62,9 @@ def serve(flags: ProcessFlags) -> int:
 
 @app.command()
 def demo(
-    fast: Annotated[bool, typer.Option("--fast", help="A short run without pauses for reading.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", metavar=SWITCH, help="A short run without pauses for reading.")
+    ] = False,
 ) -> None:
     """Show the service at work: upstreams that misbehave, a small gateway, every decision with its reason."""
     from policy_service.cli import demo as demonstration
@@ -71,7 +76,9 @@ def demo(
 def bench(
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of each measurement.")] = 5.0,
     as_json: JsonFlag = False,
-    with_envoy: Annotated[bool, typer.Option("--envoy", help="Measure the Envoy door instead.")] = False,
+    with_envoy: Annotated[
+        bool, typer.Option("--envoy", metavar=SWITCH, help="Measure the Envoy door instead.")
+    ] = False,
 ) -> None:
     """Measure the service against a bare gRPC echo with the same messages, or its Envoy door against an empty one."""
     from policy_service.cli import bench as measurement
@@ -88,10 +95,12 @@ def conformance(
     without: Annotated[
         list[str] | None, typer.Option(help="Feature that the gateway has not; may be repeated.")
     ] = None,
-    list_rules: Annotated[bool, typer.Option("--list", help="Show the rules and end.")] = False,
+    list_rules: Annotated[bool, typer.Option("--list", metavar=SWITCH, help="Show the rules and end.")] = False,
     as_json: JsonFlag = False,
-    base_port: Annotated[int, typer.Option(help="Port of the scripted service, upstreams follow; 0: free ones.")] = 0,
-    wait_s: Annotated[float, typer.Option(help="How long the gateway may take to listen.")] = 60.0,
+    base_port: Annotated[
+        int, typer.Option(min=0, max=65_000, help="Port of the scripted service, upstreams follow; 0: free ones.")
+    ] = 0,
+    wait_s: Annotated[float, typer.Option(min=0, max=3_600, help="How long the gateway may take to listen.")] = 60.0,
     log: Annotated[Path | None, typer.Option(help="File for what the gateway prints.")] = None,
     path: Annotated[str, typer.Option(help="Where clients post completions.")] = "/v1/chat/completions",
     model: Annotated[str, typer.Option(help="Model that clients ask for.")] = "conformance",
@@ -164,7 +173,7 @@ def envoy_config(
 @process_options
 def migrate(
     flags: ProcessFlags,
-    check: Annotated[bool, typer.Option("--check", help="Only compare; change nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", metavar=SWITCH, help="Only compare; change nothing.")] = False,
 ) -> int:
     """Bring the schema of an existing Postgres to this release."""
     from policy_service.cli.migrate import run
@@ -202,7 +211,7 @@ def version() -> None:
 def config_check(
     flags: ProcessFlags,
     as_json: JsonFlag = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", metavar=SWITCH, help="Warnings count as problems.")] = False,
 ) -> int:
     """Check configuration and catalogue: every problem, every warning, and what overrides what."""
     from policy_service.cli.config import check
@@ -215,7 +224,9 @@ def config_check(
 def config_show(
     flags: ProcessFlags,
     as_json: JsonFlag = False,
-    policy: Annotated[bool, typer.Option("--policy", help="Also the policy settings in force.")] = False,
+    policy: Annotated[
+        bool, typer.Option("--policy", metavar=SWITCH, help="Also the policy settings in force.")
+    ] = False,
 ) -> int:
     """Show the configuration in force with the source of each value; secrets are hidden."""
     from policy_service.cli.config import show
@@ -225,7 +236,9 @@ def config_show(
 
 @config_app.command("schema")
 def config_schema(
-    catalogue: Annotated[bool, typer.Option("--catalogue", help="The schema of catalogue files.")] = False,
+    catalogue: Annotated[
+        bool, typer.Option("--catalogue", metavar=SWITCH, help="The schema of catalogue files.")
+    ] = False,
 ) -> None:
     """Print the JSON schema of the configuration file, or of catalogue files."""
     from policy_service.cli.config import schema
@@ -238,7 +251,9 @@ def config_docs(
     out: Annotated[Path, typer.Option(help="File to write; - for standard output.")] = Path(
         "docs/reference/configuration.md"
     ),
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if the file is out of date.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", metavar=SWITCH, help="Write nothing; fail if the file is out of date.")
+    ] = False,
 ) -> None:
     """Write the configuration reference from the models, and the reference of signals and rules beside it."""
     from policy_service.cli.config import docs

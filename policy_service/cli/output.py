@@ -21,6 +21,11 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 route`, `2 routes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def problems(found: Iterable[Problem], *, level: str = "error") -> None:
     """Problems, one a line, all of them."""
     for problem in found:

@@ -64,7 +64,8 @@ _NONE: Mapping[bool, Any] = {True: [], False: None}
 
 def _typed(name: str) -> Any:
     flag = FLAGS[name]
-    option = typer.Option(flag.text, help=flag.help, rich_help_panel=_PANEL)
+    metavar = "" if flag.is_switch else None
+    option = typer.Option(flag.text, help=flag.help, rich_help_panel=_PANEL, metavar=metavar)
     if flag.is_switch:
         return Annotated[bool | None, option]
     return Annotated[list[str], option] if flag.is_list else Annotated[str | None, option]

@@ -20,6 +20,7 @@ from policy_service import bootstrap
 from policy_service.bootstrap import Service, Worker
 from policy_service.cli import exit_codes
 from policy_service.cli.errors import report_error
+from policy_service.cli.output import counted
 from policy_service.settings.server import ServerConfig
 from policy_service.transport.grpc.listeners import TcpAddress, require_free_port
 
@@ -49,16 +50,19 @@ def announce(service: Service) -> None:
 def _facts(service: Service) -> list[tuple[str, str]]:
     policy = service.replica.view.policy
     revision = f"{policy.revision}" if policy.revision else "none stored; built-in providers"
-    counted = f"{len(policy.catalogue.routes)} routes, {len(policy.catalogue.connections)} connections"
+    routes = counted(len(policy.catalogue.routes), "route")
+    connections = counted(len(policy.catalogue.connections), "connection")
     rows = [
         ("address", ", ".join(service.server.addresses)),
         ("database", service.database),
-        ("catalogue", f"revision {revision} ({counted})"),
+        ("catalogue", f"revision {revision} ({routes}, {connections})"),
         ("replica", service.name),
         ("try next", "policy-service healthcheck · policy-service demo · policy-service classify < errors.jsonl"),
     ]
+    if service.config.envoy.enabled:
+        rows.insert(1, ("envoy", "external processing on the same addresses"))
     if service.taken_over:
-        rows.insert(3, ("spool", f"{service.taken_over} reports of an earlier run are being committed"))
+        rows.insert(-2, ("spool", f"{service.taken_over} reports of an earlier run are being committed"))
     return rows
 
 

@@ -50,12 +50,18 @@ def _replica_name(value: str) -> str:
     return value
 
 
+_NO_POSTGRES = "not a Postgres address; write postgresql://user:password@host:5432/database"
+
+
 def _database_url(value: SecretStr | None) -> SecretStr | None:
     text = value.get_secret_value().strip() if value else ""
     if not text:
         return None
     if urlsplit(text).scheme not in ("postgresql", "postgres"):
-        raise ValueError("not a Postgres address; write postgresql://user:password@host:5432/database")
+        raise ValueError(_NO_POSTGRES)
+    ports = re.findall(r":([0-9]+)(?=,|$)", urlsplit(text).netloc.rpartition("@")[2])
+    if any(int(port) > 65_535 for port in ports):
+        raise ValueError(f"no such port; {_NO_POSTGRES.partition('; ')[2]}")
     return SecretStr(text)
 
 

@@ -27,6 +27,7 @@ from policy_service.cli.conformance.scripted_upstreams import PortTakenError
 from policy_service.cli.conformance.stage import Stage, staged
 from policy_service.cli.interruption import interruptible
 from policy_service.cli.output import note, say
+from policy_service.settings.server import split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,28 @@ def chosen(options: Options) -> tuple[list[Rule], list[Case]]:
     _known("feature", options.without, features(rules))
     if bool(options.target) == bool(options.command):
         raise UsageError("give either --target host:port or --command")
-    if options.target and not options.target.rpartition(":")[2].isdigit():
-        raise UsageError(f"--target is host:port, not {options.target}")
+    if options.target:
+        _require_address(options.target)
+    if options.log:
+        _require_writable(options.log)
     wanted = [rule for rule in rules if not options.only or rule.id in options.only]
     judged = [rule for rule in wanted if rule.feature not in options.without]
     needed = [case for case in cases if any(is_judged_in(rule, case) for rule in judged)]
     return wanted, [case for case in needed if not options.cases or case.name in options.cases]
+
+
+def _require_address(target: str) -> None:
+    try:
+        split_address(target)
+    except ValueError:
+        raise UsageError(f"--target is host:port, not {target}; such as 127.0.0.1:8080") from None
+
+
+def _require_writable(log: Path) -> None:
+    try:
+        log.open("wb").close()
+    except OSError as error:
+        raise UsageError(f"--log {log} cannot be written: {error.strerror}; name a file in a directory") from None
 
 
 def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from policy_service.cli.conformance.answers import PROVIDER
 from policy_service.cli.conformance.stage import Stage
+from policy_service.settings.server import split_address
 
 _ASK_AGAIN_S: Final = 0.05
 _STOP_LIMIT_S: Final = 10.0
@@ -115,9 +116,9 @@ async def listening(gateway: Running, wait_s: float) -> None:
 
 
 async def _takes_connections(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        _, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await asyncio.open_connection(host, port)
     except OSError:
         return False
     writer.close()

@@ -13,6 +13,7 @@ from typing import Final
 from policy_service.cli.conformance.cases import ClientScript
 from policy_service.cli.conformance.http_text import encode_head, read_body, read_head
 from policy_service.cli.conformance.record import ClientExchange
+from policy_service.settings.server import split_address
 
 PATH: Final = "/v1/chat/completions"
 
@@ -56,10 +57,10 @@ async def exchange(access: GatewayAccess, script: ClientScript, message: str) ->
 
 
 async def _talk(access: GatewayAccess, script: ClientScript, message: str, found: ClientExchange) -> None:
-    host, _, port = access.address.rpartition(":")
+    host, port = split_address(access.address)
     writer: asyncio.StreamWriter | None = None
     try:
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, port)
         writer.write(_request(access, script, message))
         await _read(reader, script, found)
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
