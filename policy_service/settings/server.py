@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -50,6 +51,12 @@ def _replica_name(value: str) -> str:
     return value
 
 
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_DATABASE_FILES = frozenset({"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"})
+_DATABASE_PARAMETERS = _DATABASE_FILES | {
+    "sslmode", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs", "host",
+    "port",
+}  # fmt: skip
 _NO_POSTGRES = "not a Postgres address; write postgresql://user:password@host:5432/database"
 
 
@@ -62,7 +69,19 @@ def _database_url(value: SecretStr | None) -> SecretStr | None:
     ports = re.findall(r":([0-9]+)(?=,|$)", urlsplit(text).netloc.rpartition("@")[2])
     if any(int(port) > 65_535 for port in ports):
         raise ValueError(f"no such port; {_NO_POSTGRES.partition('; ')[2]}")
+    _check_parameters(dict(parse_qsl(urlsplit(text).query)))
     return SecretStr(text)
+
+
+def _check_parameters(given: Mapping[str, str]) -> None:
+    """What stands behind the `?` of a database's address, by libpq's names."""
+    for name, value in given.items():
+        if name not in _DATABASE_PARAMETERS:
+            raise ValueError(f"unknown parameter {name!r}; allowed are {', '.join(sorted(_DATABASE_PARAMETERS))}")
+        if name == "sslmode" and value not in _SSL_MODES:
+            raise ValueError(f"unknown sslmode; write one of {', '.join(_SSL_MODES)}")
+        if name in _DATABASE_FILES and not Path(value).expanduser().is_file():
+            raise ValueError(f"no file at {name}={value}; name one that this process can read")
 
 
 def _key(value: SecretStr) -> SecretStr:

@@ -271,9 +271,26 @@ async def test_a_store_stays_usable_after_many_refused_units(store: PostgresStor
     ("given", "driver_url"),
     [
         ("postgres://u@h/d", "postgresql+asyncpg://u@h/d"),
-        ("postgresql://u:p@h:6432/d?sslmode=require", "postgresql+asyncpg://u:p@h:6432/d?ssl=require"),
+        (
+            "postgresql://u:p@h:6432/d?sslmode=require",
+            "postgresql+asyncpg://u:p@h:6432/d?dsn=postgresql%3A///%3Fsslmode%3Drequire",
+        ),
         ("postgresql+asyncpg://u@/d?host=/run/pg", "postgresql+asyncpg://u@/d?host=/run/pg"),
     ],
 )
 def test_urls_of_other_drivers_are_understood(given: str, driver_url: str) -> None:
     assert database_url(given).render_as_string(hide_password=False).replace("%2F", "/") == driver_url
+
+
+async def test_parameters_of_libpq_reach_the_driver(embedded_url: str) -> None:
+    """One that it knows is obeyed, and only it can tell that another one is none."""
+    url = make_url(embedded_url)
+    plain = PostgresStore(url.update_query_dict({"sslmode": "disable", "target_session_attrs": "read-write"}))
+    wrong = PostgresStore(url.update_query_dict({"sslmode": "loose"}))
+    try:
+        assert await failures(plain) == 0
+        with pytest.raises(StoreUnavailableError, match="ClientConfigurationError"):
+            await failures(wrong)
+    finally:
+        await plain.close()
+        await wrong.close()

@@ -69,6 +69,20 @@ def test_a_port_that_there_is_not_is_refused_before_the_database_is_asked(cli: C
 
 
 @pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("sslmod=require", "unknown parameter 'sslmod'"), ("sslmode=full", "unknown sslmode"),
+        ("sslmode=verify-full&sslrootcert=/no/such.pem", "no file at sslrootcert=/no/such.pem"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_the_database_that_means_nothing_is_refused(cli: Cli, parameters: str, told: str) -> None:
+    ran = cli("migrate", "--database-url", f"postgresql://user:secret@127.0.0.1:1/x?{parameters}")
+    assert ran.code == exit_codes.CONFIGURATION
+    assert f"database_url: {told}" in ran.err
+    assert "secret" not in ran.err
+
+
+@pytest.mark.parametrize(
     "argv",
     [("healthcheck", "--service", "\udcff\udcfe"), ("serve", "--data-dir", "/tmp/\udcff"), ("version", "\udc80")],
 )

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -73,11 +74,18 @@ class StoreOptions:
         return f"SELECT {settings}"
 
 
+_OF_THE_ADDRESS = ("host", "port", "dsn")
+
+
 def database_url(url: str | URL) -> URL:
-    """URL with the asyncpg driver; accepts `postgres://`, `postgresql://` and libpq's `sslmode`."""
+    """URL with the asyncpg driver; accepts `postgres://`, `postgresql://` and libpq's parameters (TLS, target session).
+
+    The driver reads those from an address of its own only, so that is what they become.
+    """
     parsed = make_url(url).set(drivername="postgresql+asyncpg")
-    mode = parsed.query.get("sslmode")
-    return parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode} if mode else {})
+    libpq = {name: value for name, value in parsed.query.items() if name not in _OF_THE_ADDRESS}
+    own = {"dsn": f"postgresql:///?{urlencode(libpq, doseq=True)}"} if libpq else {}
+    return parsed.difference_update_query(list(libpq)).update_query_dict(own)
 
 
 def connect_arguments(options: StoreOptions) -> dict[str, Any]:
