@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from policy_client.testing import ScriptedPolicy
+from tests.fleet.fleet import free_port
+from tests.python_client.bare_server import Bare
 from tests.python_client.upstream_server import UpstreamServer, upstream_server
 
 
@@ -21,3 +23,11 @@ def upstream() -> Iterator[UpstreamServer]:
 def scripted() -> ScriptedPolicy:
     """A policy in memory."""
     return ScriptedPolicy()
+
+
+@pytest.fixture
+def server() -> Iterator[Bare]:
+    """A bare gRPC server that can be lost."""
+    server = Bare(free_port())
+    yield server
+    server.end()

@@ -6,25 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from policy_client import AsyncPolicyClient, Connection, pool, wire_async
 from policy_client.wire import HEALTH_MS
 from policy_client.wire_async import GrpcAsyncRpc
-from tests.fleet.fleet import free_port
-from tests.python_client.test_away_latency import Bare
+from tests.python_client.bare_server import Bare
 from tests.python_client.test_clients import Upstream
 
 BOTH = pool("openai/main/gpt", "openai/spare/gpt")
-
-
-@pytest.fixture
-def server() -> Iterator[Bare]:
-    server = Bare(free_port())
-    yield server
-    server.end()
 
 
 async def test_a_task_that_lived_through_a_cancel_is_served_while_the_service_hangs(server: Bare) -> None:

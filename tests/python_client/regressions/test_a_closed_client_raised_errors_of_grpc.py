@@ -6,25 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from policy_client import AsyncPolicyClient, ClientClosedError, Connection, PolicyClient, pool
 from policy_client.outcomes import http
-from tests.fleet.fleet import free_port
+from tests.python_client.bare_server import Bare
 from tests.python_client.regressions.test_a_grant_was_held_for_its_whole_life import streams, streams_later
-from tests.python_client.test_away_latency import Bare
 from tests.python_client.test_clients import Upstream
 
 BOTH = pool("openai/main/gpt", "openai/spare/gpt")
-
-
-@pytest.fixture
-def server() -> Iterator[Bare]:
-    server = Bare(free_port())
-    yield server
-    server.end()
 
 
 def at(server: Bare) -> Connection:

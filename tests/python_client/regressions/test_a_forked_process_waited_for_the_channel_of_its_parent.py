@@ -14,7 +14,7 @@ import pytest
 
 from policy_client import Connection, PolicyClient, pool, wire
 from tests.fleet.fleet import free_port
-from tests.python_client.test_away_latency import Bare
+from tests.python_client.bare_server import Bare
 from tests.python_client.test_clients import Upstream
 
 BOTH = pool("openai/main/gpt", "openai/spare/gpt")

@@ -14,7 +14,7 @@ import pytest
 from policy_client import AsyncPolicyClient, AwayPolicy, Connection, pool
 from policy_client.testing import ScriptedPolicy, _Async
 from tests.fleet.fleet import free_port
-from tests.python_client.test_away_latency import Bare
+from tests.python_client.bare_server import Bare
 from tests.python_client.test_clients import Upstream
 
 BOTH = pool("openai/main/gpt", "openai/spare/gpt")
