@@ -94,6 +94,7 @@ def _send(state: Attempt) -> Next:
         modes = (*modes, Mode.REQUEST_BODY)
     sent = Pass("request_headers", _upstream_headers(state), _removed(state), modes)
     following = Attempt(state.options, Phase.SENT, flight, step, request, modes, state.permit_ids)
+    flight.under_way += 1
     return Next(following, (Begin(flight, request.attempt), sent))
 
 

@@ -41,6 +41,8 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+_UNSENT = frozenset((Phase.NEW, Phase.ACQUIRING))
+
 NO_STEP = Step(types_pb2.Target(), b"", 0)
 NO_REQUEST = AttemptHeaders({}, False, 0, None, 1, "")
 NO_HEAD = ResponseHeaders(0, {}, False, 0)
@@ -82,6 +84,8 @@ class Attempt(NamedTuple):
 
 def done(state: Attempt, *actions: Action) -> Next:
     """The attempt is over."""
+    if state.phase not in _UNSENT:
+        state.flight.under_way -= 1
     return Next(Attempt._make((state[0], Phase.DONE, *state[2:])), actions)
 
 

@@ -71,6 +71,8 @@ class Flight:
     """Attempts that failed."""
     begun: int = 0
     """Attempts of Envoy that are known to have begun."""
+    under_way: int = 0
+    """Attempts that were sent and are not over: the last report of the decision is theirs."""
     unanswered: list[tuple[Step, float]] = field(default_factory=list)
     """Attempts that ended without an answer, with their start; failed, or given up with their client."""
     is_client_gone: bool = False

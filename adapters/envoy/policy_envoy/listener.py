@@ -178,8 +178,10 @@ def _answer(state: Listener, reply: Action) -> Next:
 def _answered(state: Listener, event: ResponseHeaders) -> Next:
     """The head of the last answer: no further attempt follows."""
     count = event.headers.get(ATTEMPT_COUNT_HEADER, "")
-    settled = Settle(state.flight, event.details, attempts=int(count) if count.isdigit() else 0)
-    return Next(Listener(state.options, Phase.OVER), (_last(event), settled, Leave(state.flight)))
+    attempts = int(count) if count.isdigit() else 0
+    settled = Settle(state.flight, event.details, attempts=attempts)
+    ended = (_last(event), *_abandoned(state.flight, attempts), settled, Leave(state.flight))
+    return Next(Listener(state.options, Phase.OVER), ended)
 
 
 def _last(event: ResponseHeaders) -> Pass:
@@ -200,10 +202,20 @@ _PASSED = Pass("response_headers", remove_headers=(ATTEMPT_COUNT_HEADER,))
 def _left(state: Listener, event: Closed) -> Next:
     """Closed before the head of an answer: the client has left."""
     flight = state.flight
-    request = permit_pb2.ReleasePermitRequest(decision_token=flight.token)
-    untouched = (Release(request),) if flight.permit_ids and not flight.begun else ()
     settled = Settle(flight, is_client_gone=True)
-    return Next(state._replace(phase=Phase.OVER), (*untouched, settled, Leave(flight)))
+    return Next(state._replace(phase=Phase.OVER), (*_abandoned(flight), settled, Leave(flight)))
+
+
+def _abandoned(flight: Flight, attempts: int = 0) -> tuple[Action, ...]:
+    """What a request holds whose next attempt does not come, so that no report is its last one.
+
+    Args:
+        attempts: attempts that Envoy has made; one that the door has not seen is reported now.
+    """
+    if not flight.permit_ids or flight.under_way or flight.unanswered or attempts > flight.begun:
+        return ()
+    flight.permit_ids = ()
+    return (Release(permit_pb2.ReleasePermitRequest(decision_token=flight.token)),)
 
 
 def _nothing(state: Listener, event: object) -> Next:
