@@ -13,6 +13,9 @@ from policy_envoy import actions, events
 from policy_envoy.attempt import TABLE
 from policy_envoy.attempt_state import Attempt, Phase
 from policy_envoy.client_request import read_body, read_request, select_request, with_model
+from policy_envoy.listener import TABLE as LISTENER_TABLE
+from policy_envoy.listener import Listener
+from policy_envoy.listener import Phase as ListenerPhase
 from policy_envoy.options import DoorOptions
 
 from tests.envoy.decisions import flight_of
@@ -85,6 +88,23 @@ async def test_half_a_surrogate_pair_passes_the_door(tmp_path: Path, embedded_ur
         assert json.loads(sent)["messages"] == json.loads(body)["messages"]
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [(b"GET /v1/models HTTP/1.1\r\n", 400), (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n", 404)],
+    ids=["without host", "of everything"],
+)
+async def test_a_request_that_envoy_refuses_itself_is_not_answered_as_if_the_service_were_away(
+    tmp_path: Path, embedded_url: str, head: bytes, status: int
+) -> None:
+    async with gateway(tmp_path, embedded_url, {"openai-one": [says(200)]}) as world:
+        host, port = world.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + b"Connection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        assert int(answer.split()[1]) == status
+
+
 # --- the stages -------------------------------------------------------------------------------------------------
 def test_a_model_that_utf8_cannot_carry_is_asked_for_all_the_same() -> None:
     options = DoorOptions(reads_body=True)
@@ -143,3 +163,10 @@ def test_a_slow_stream_that_ends_with_trailers_before_it_is_cut_off_is_no_fault_
     found = step(TABLE, state, events.ResponseTrailers(170.0))
     assert found.actions == (actions.Pass("response_trailers"),)
     assert found.state.phase is Phase.DONE
+
+
+@pytest.mark.parametrize("phase", [ListenerPhase.NEW, ListenerPhase.BODY])
+def test_an_answer_of_envoy_to_what_was_not_routed_passes_the_listener_stage(phase: ListenerPhase) -> None:
+    found = step(LISTENER_TABLE, Listener(DoorOptions(), phase), head(413))
+    assert [each.kind for each in of_kind(found, actions.Pass)] == ["response_headers"]
+    assert found.state.is_over

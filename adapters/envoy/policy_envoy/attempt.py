@@ -95,7 +95,8 @@ def _send(state: Attempt) -> Next:
     sent = Pass("request_headers", _upstream_headers(state), _removed(state), modes)
     following = Attempt(state.options, Phase.SENT, flight, step, request, modes, state.permit_ids)
     flight.under_way += 1
-    return Next(following, (Begin(flight, request.attempt), sent))
+    held = (Hold(flight),) if flight.is_carried and flight.permit_ids else ()
+    return Next(following, (Begin(flight, request.attempt), *held, sent))
 
 
 def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:

@@ -86,6 +86,16 @@ class Flight:
     """None: the steps have changed since it was read."""
 
     @property
+    def is_carried(self) -> bool:
+        """Another process has begun it."""
+        return self.request is None
+
+    @property
+    def held(self) -> tuple[bytes, tuple[str, ...], tuple[str, ...]]:
+        """What is renewed: token of the decision, its permits, those of the attempt."""
+        return self.token, self.permit_ids, self.attempt_permits
+
+    @property
     def holds_grant(self) -> bool:
         """A permit is held until the last report."""
         return bool(self.permit_ids)

@@ -35,6 +35,7 @@ from policy_envoy.events import (
 from policy_envoy.explanation import explain
 from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
 from policy_envoy.names import (
+    ANSWERED,
     ATTEMPT_COUNT_HEADER,
     CONTROL_HEADERS,
     CONTROL_PREFIXES,
@@ -180,6 +181,8 @@ def _answered(state: Listener, event: ResponseHeaders) -> Next:
     count = event.headers.get(ATTEMPT_COUNT_HEADER, "")
     attempts = int(count) if count.isdigit() else 0
     settled = Settle(state.flight, event.details, attempts=attempts)
+    if event.details == ANSWERED and attempts > state.flight.begun:
+        state.flight.permit_ids = ()  # the process that has seen the answer renews and reports
     ended = (_last(event), *_abandoned(state.flight, attempts), settled, Leave(state.flight))
     return Next(Listener(state.options, Phase.OVER), ended)
 
@@ -223,8 +226,8 @@ def _nothing(state: Listener, event: object) -> Next:
 
 
 def _pass_head(state: Listener, event: ResponseHeaders) -> Next:
-    """Head of an answer that this stage gave itself."""
-    return Next(state, (_PASSED,))
+    """Head of an answer to a request that was not routed: Envoy gave it itself, to one without Host for example."""
+    return Next(state._replace(phase=Phase.OVER), (_PASSED,))
 
 
 _VERDICTS = {"dispatch": _dispatch, "wait": _wait, "reject": _reject}
@@ -237,6 +240,6 @@ TABLE: Table = {
     (Phase.WAITING, Waited): _ask_again,
     (Phase.ROUTED, ResponseHeaders): _answered,
     (Phase.ROUTED, Closed): _left,
-    (Phase.OVER, ResponseHeaders): _pass_head,
+    **{(phase, ResponseHeaders): _pass_head for phase in (Phase.NEW, Phase.BODY, Phase.OVER)},
     **{(phase, Closed): _nothing for phase in Phase if phase is not Phase.ROUTED},
 }

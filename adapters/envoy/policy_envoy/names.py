@@ -49,6 +49,10 @@ RETRY_AFTER_SECONDS_HEADER = "x-policy-retry-after-seconds"
 
 ATTEMPT_COUNT_HEADER = "x-envoy-attempt-count"
 
+ANSWERED = "via_upstream"
+"""Envoy's response code details of an upstream's own answer. An attempt that had one and that a process of the door has
+not seen was seen by another process."""
+
 CONTROL_PREFIXES = ("x-policy-", "x-omniroute-")
 """Headers of the client for the service only: they reach no upstream, known or not."""
 CONTROL_HEADERS = frozenset(SESSION_HEADERS)

@@ -174,14 +174,23 @@ class Performer:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             for flight in self.flights.due(self.now_ms()):
-                for request in renewals(flight):
-                    await self._renewed(request)
+                await self._keep_alive(flight)
 
-    async def _renewed(self, request: permit_pb2.RenewPermitRequest) -> None:
+    async def _keep_alive(self, flight: Flight) -> None:
+        """Renew; what has ended by another process of the door is renewed no more."""
+        held = flight.held
+        is_held = [await self._renewed(request) for request in renewals(flight)]
+        if not any(is_held) and flight.held == held:
+            self.flights.free(flight.token)
+
+    async def _renewed(self, request: permit_pb2.RenewPermitRequest) -> bool:
+        """False: everything had ended before."""
         try:
-            await self.calls.renew(request)
+            answer = await self.calls.renew(request)
         except PolicyCallError as error:
             log.warning("permits were not renewed: %s", error.message)
+            return True
+        return any(result.HasField("expires_at_unix_ms") for result in answer.results)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

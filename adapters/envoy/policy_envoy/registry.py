@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from policy_envoy import reports
 from policy_envoy.flight import RENEWALS, Flight, Step
+from policy_envoy.names import ANSWERED
 from policy_service.generated.policy.v1 import policy_pb2
 
 SHORTEST_LIFE_MS = 30_000
@@ -104,7 +105,8 @@ def settle(
         is_over: no further attempt follows.
         attempts: attempts that Envoy has made; 0: unknown.
     """
-    _note_unseen(flight, attempts, now_ms)
+    if details != ANSWERED:
+        _note_unseen(flight, attempts, now_ms)
     flight.is_client_gone, flight.is_over = is_client_gone, is_over
     if not flight.unanswered:
         return []
