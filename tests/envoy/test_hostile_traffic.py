@@ -105,6 +105,18 @@ async def test_a_request_that_envoy_refuses_itself_is_not_answered_as_if_the_ser
         assert int(answer.split()[1]) == status
 
 
+@pytest.mark.parametrize("more", [b"Host: a\r\n", b""], ids=["with host", "without host"])
+async def test_a_proxy_that_speaks_http_1_0_is_answered(tmp_path: Path, embedded_url: str, more: bytes) -> None:
+    async with gateway(tmp_path, embedded_url, {"openai-one": [says(200)]}) as world:
+        host, port = world.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/x HTTP/1.0\r\nx-policy-route: chat\r\nContent-Length: 2\r\n" + more + b"\r\n{}")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert answer.split()[1] == b"200"
+        assert answer.endswith(b'{"id": "1"}')
+
+
 # --- the stages -------------------------------------------------------------------------------------------------
 def test_a_model_that_utf8_cannot_carry_is_asked_for_all_the_same() -> None:
     options = DoorOptions(reads_body=True)

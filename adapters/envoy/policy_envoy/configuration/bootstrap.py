@@ -37,6 +37,8 @@ _ANSWER_BUFFER = 4
 """So does that of a client that reads slowly: answers wait in a buffer of so many times the largest body instead."""
 
 
+# HTTP/1.0 is what proxies in front may speak unasked (nginx). Refused, it would get no answer at all: Envoy closes
+# before the door has let its 426 pass.
 def _listener(choices: Choices, virtual_host: Data) -> Data:
     buffer_bytes = min(_ANSWER_BUFFER * choices.body_limit_bytes, 2**31 - 1)
     manager = typed(
@@ -45,6 +47,7 @@ def _listener(choices: Choices, virtual_host: Data) -> Data:
         stat_prefix="client",
         codec_type="AUTO",
         use_remote_address=True,
+        http_protocol_options={"accept_http_10": True, "default_host_for_http_10": "gateway"},
         http2_protocol_options={"initial_stream_window_size": buffer_bytes},
         stream_idle_timeout="600s",
         route_config={"name": "policy", "virtual_hosts": [virtual_host]},
