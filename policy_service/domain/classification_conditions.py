@@ -21,6 +21,7 @@ NOT_FOUND_MS: Final = 120_000
 REQUEST_NOT_ALLOWED_MS: Final = 5_000
 _FALLBACK_HINT_HEADER: Final = "x-omni-fallback-hint"
 
+_MODEL_CODES: Final = signals.MODEL_CODES | signals.MODEL_CODES_EXTENDED
 _BAN: Final = signals.BAN | signals.BAN_EXTENDED
 
 Condition = Callable[[Reading], bool]
@@ -241,8 +242,7 @@ def is_model_forbidden(r: Reading) -> bool:
 
 def blames_model_access(r: Reading) -> bool:
     """The answer names a model that this account may not use, by code or by wording."""
-    codes = signals.MODEL_CODES | signals.MODEL_CODES_EXTENDED
-    if r.code in codes or r.type in codes or r.meaning == "entitlement":
+    if r.code in _MODEL_CODES or r.type in _MODEL_CODES or r.meaning == "entitlement":
         return True
     return signals.MODEL_ENTITLEMENT.found_in(r.text)
 

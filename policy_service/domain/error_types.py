@@ -21,6 +21,7 @@ from policy_service.domain.reading import Reading, lowered_text
 from policy_service.domain.retry_hints import read_hint
 
 _UNSUPPORTED_MODEL: Final = signals.Family(lines=(("model", "is not supported"),))
+_OVERFLOW: Final = signals.OVERFLOW | signals.OVERFLOW_CERTAIN
 _SHORT_WAIT_MS: Final = 3_600_000
 _REFERENCE_HINTS: Final = HintProfile(extended_texts=False, extended_reset_headers=False)
 _RETRY_IN: Final = re.compile(r"please retry in \d+(?:\.\d+)?s")
@@ -109,7 +110,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     (_S403, _is_key_or_open, ""),
     (_S403, _always, "forbidden"),
     (_S422, lambda r: r.code == "gcp_project_required", "gcp_project_required"),
-    (_S400, lambda r: (signals.OVERFLOW | signals.OVERFLOW_CERTAIN).found_in(r.text), "context_overflow"),
+    (_S400, lambda r: _OVERFLOW.found_in(r.text), "context_overflow"),
     (_S400, lambda r: _UNSUPPORTED_MODEL.found_in(r.text), "model_not_found"),
 )
 

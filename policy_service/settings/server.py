@@ -55,7 +55,7 @@ _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full
 _DATABASE_FILES = frozenset({"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"})
 _DATABASE_PARAMETERS = _DATABASE_FILES | {
     "sslmode", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs", "host",
-    "port",
+    "port", "user", "password",
 }  # fmt: skip
 _NO_POSTGRES = "not a Postgres address; write postgresql://user:password@host:5432/database"
 

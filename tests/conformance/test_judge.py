@@ -102,7 +102,7 @@ def test_the_table_has_what_was_expected_and_seen_and_the_document() -> None:
     first, *_, last = table.lines([result])
     expected = "case: expected SelectTarget answered with Dispatch before each upstream call; seen alpha called without"
     assert first == f"FAIL            rule  {expected}; see README.md"
-    assert last == "1 rules: 0 PASS, 1 FAIL, 0 NOT APPLICABLE; 1 must be mended"
+    assert last == "1 rule: 0 PASS, 1 FAIL, 0 NOT APPLICABLE; 1 must be mended"
 
 
 # --- checks at their edges ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Event
+from threading import Event, Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -62,6 +62,7 @@ class PolicyClient(ClientBase):
         self._rpc = rpc or GrpcRpc(place, channel)
         super().__init__(Core(place, away or AwayPolicy(), sources or Sources(), self._look_for_service))
         self._pending = Pending()
+        self._flushing = Lock()
         self._looking: Background | None = None
 
     # -- the whole loop --------------------------------------------------------------------------------
@@ -234,18 +235,22 @@ class PolicyClient(ClientBase):
 
     def flush(self) -> None:
         """Send what was kept while the service was away; what fails again is kept."""
-        self._give_back()
-        while self.kept_reports:
-            taken, batch = self._core.due()
-            again = taken
-            try:
-                again = refused_for_now(taken, self.call(connection.REPORTS, batch))
-            except PolicyClientError as error:
-                log.info("not done: %s", error)
-            finally:  # also where the flush itself is cancelled
-                self._core.backlog.put_back(again)
-            if again:
-                return
+        with self._flushing:  # the next one finds what this one puts back
+            self._give_back()
+            while self.kept_reports and not self._flush_some():
+                pass
+
+    def _flush_some(self) -> bool:
+        """Send the oldest; whether some are left for another time."""
+        taken, batch = self._core.due()
+        again = taken
+        try:
+            again = refused_for_now(taken, self.call(connection.REPORTS, batch))
+        except PolicyClientError as error:
+            log.info("not done: %s", error)
+        finally:  # also where the flush itself is cancelled
+            self._core.backlog.put_back(again)
+        return bool(again)
 
     def _give_back(self) -> None:
         owed = self._core.owed()
@@ -314,6 +319,7 @@ class PolicyClient(ClientBase):
     def after_fork(self) -> None:
         super().after_fork()
         self._pending = Pending()
+        self._flushing = Lock()
         self._looking = None
 
     def __enter__(self) -> Self:

@@ -98,6 +98,7 @@ class Family:
         return False
 
     def __or__(self, other: Family) -> Family:
+        """Both together; made once, at import: the grouping costs milliseconds."""
         return Family(
             self.phrases + other.phrases,
             self.lines + other.lines,

@@ -8,7 +8,6 @@ roll kept the feed waiting while it waited for the commit under way.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import subprocess
 import sys
@@ -29,6 +28,8 @@ from tests.contract.beside import driver
 from tests.contract.units import TIMEOUT_MS, count_failure
 
 PATIENCE_MS = 1_000
+USUAL_THRESHOLD = 700
+"""Of the interpreter; in this process a test may have raised it."""
 SIGNER = Signer("incarnation", "r0", "1")
 
 
@@ -116,7 +117,7 @@ def test_what_the_start_leaves_is_left_out_of_every_collection() -> None:
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert int(told[0]) > 50_000
-    assert int(told[1]) > gc.get_threshold()[0]
+    assert int(told[1]) > USUAL_THRESHOLD
 
 
 def test_connections_without_settings_of_their_own_share_their_profiles() -> None:
