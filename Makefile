@@ -27,7 +27,8 @@ demo: $(VENV)/.service ## misbehaving upstreams, a small gateway and a live tabl
 	$(BIN)/policy-service demo
 
 test: lint $(VENV)/.ready ## everything that must pass before a change lands
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m 'not long and not alone'
+	$(BIN)/pytest -m 'alone and not long'
 
 unit: $(VENV)/.ready ## the pure core only, under a minute
 	$(BIN)/pytest tests/unit tests/property tests/vectors

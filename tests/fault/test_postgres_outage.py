@@ -63,6 +63,7 @@ WAYS = (
 )
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(LONG_TIMEOUT_S)
 @pytest.mark.parametrize("away", WAYS, ids=lambda away: away.name)
 async def test_selections_go_on_and_no_acknowledged_report_is_lost_while_the_database_is(

@@ -79,12 +79,14 @@ def judge(name: str, took: list[float], goal_ms: int) -> None:
     assert quantile(took, 0.99) <= goal_ms
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(LONG_TIMEOUT_S)
 async def test_four_replicas_open_at_the_threshold_and_refuse_within_a_quarter_second(tmp_path: Path) -> None:
     async with database() as where:
         judge("notified", await converge(tmp_path, where, form(12, 100)), GOAL_MS)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(LONG_TIMEOUT_S)
 async def test_four_replicas_refuse_within_two_seconds_with_notifications_off(tmp_path: Path) -> None:
     async with database() as where:

@@ -110,6 +110,7 @@ def quickest(record: dict[str, Any], attempts: int = 3) -> float:
     return min(costs)
 
 
+@pytest.mark.alone
 def test_mutated_bodies_always_get_a_whole_verdict_within_the_budget() -> None:
     slow: list[tuple[int, float]] = []
     for seed in range(EXAMPLES):
@@ -158,6 +159,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seed", HOSTILE)
 @pytest.mark.parametrize("status", [400, 403, 429])
 def test_cost_of_a_hostile_body_does_not_grow_with_its_length(seed: str, status: int) -> None:

@@ -169,6 +169,7 @@ def test_any_bytes_parse_to_an_outcome(body: bytes, status: int | None, report: 
     assert len(outcome.text) <= LARGEST
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("trap", TRAPS)
 def test_no_read_of_the_largest_text_takes_over_two_milliseconds(trap: str) -> None:
     text = (trap * LARGEST)[:LARGEST]
@@ -183,6 +184,7 @@ def test_no_read_of_the_largest_text_takes_over_two_milliseconds(trap: str) -> N
         assert _cost(lambda s=status: parse_outcome(RawOutcome(status=s, body=raw_body))) < SLOWEST_S  # type: ignore[misc]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("trap", TRAPS)
 def test_twice_the_text_takes_at_most_about_twice_the_time(trap: str) -> None:
     def run(size: int) -> Callable[[], object]:

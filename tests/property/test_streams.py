@@ -102,6 +102,7 @@ def _read_s(text: bytes, chunk: int) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ADVERSARIAL)
 @pytest.mark.parametrize("chunk", [16, 1_048_576])
 def test_a_long_stream_of_anything_costs_linear_time(name: str, chunk: int) -> None:

@@ -48,6 +48,7 @@ def one_round(how: str) -> tuple[float, list[float]]:
         return times
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 def test_the_blocking_client_loses_little_time_with_the_service(how: str) -> None:
@@ -72,6 +73,7 @@ async def one_async_round(how: str) -> tuple[float, list[float]]:
         return times
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_the_asyncio_client_loses_little_time_with_the_service(how: str) -> None:
