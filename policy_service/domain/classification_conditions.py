@@ -96,15 +96,18 @@ def is_suspended(r: Reading) -> bool:
 
 
 def metric(r: Reading) -> str:
-    """Step 9: which window of a model's quota is spent: `day`, `minute`, or empty where nothing tells."""
+    """Step 9: which window of the provider's quota is spent: `day`, `minute`, or empty where nothing tells.
+
+    A text that names its metric tells also where the report names no model (docs/adr/0017).
+    """
     host = r.policy.provider.quota_metrics_host
-    if r.status != 429 or host is None or not r.outcome.model:
+    if r.status != 429 or host is None:
         return ""
     if host in r.text:
         named = named_metric(r.text)
         if named:
             return named
-    usage = r.outcome.usage
+    usage = r.outcome.usage if r.outcome.model else None
     if usage is None:
         return ""
     return "day" if usage.day else "minute" if usage.minute or usage.token else ""

@@ -155,7 +155,7 @@ def test_configured_texts_have_their_row_whatever_the_status(text: str, row: tup
     [
         ("acme.example", "acme.example per_day x", None, "m", 429, "day"),
         ("acme.example", "acme.example token_count", None, "m", 429, "minute"),
-        ("acme.example", "acme.example token_count", None, "", 429, ""),
+        ("acme.example", "acme.example token_count", None, "", 429, "minute"),
         ("acme.example", "acme.example x_requests", None, "m", 429, "minute"),
         ("acme.example", "token_count", None, "m", 429, ""), ("acme.example", "acme.example", None, "m", 429, ""),
         (None, "acme.example token_count", UsageCounters(day=True), "m", 429, ""),
