@@ -124,7 +124,7 @@ async def test_a_service_that_is_back_is_asked_again_and_hears_what_it_missed(
         here.replica.launch()
         await here.replica.ready()
         await until(lambda: _is_served(here, "narrow"), 20)
-        await until(lambda: _none_held(here), 60)
+        await until(lambda: _none_held(here), 20)
 
 
 async def _is_called(here: Beside) -> bool:

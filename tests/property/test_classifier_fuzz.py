@@ -98,7 +98,7 @@ def is_whole(verdict: dict[str, Any]) -> bool:
     )
 
 
-def quickest(record: dict[str, Any], attempts: int = 10) -> float:
+def quickest(record: dict[str, Any], attempts: int = 3) -> float:
     """Processor time of the quickest of a few runs: what the verdict costs, not what the machine is busy with."""
     costs = []
     for _ in range(attempts):
