@@ -24,6 +24,8 @@ KIND_FIELDS = {
     TRANSIENT: "transient_count",
 }
 _CONNECTION_MARK = "::conn::"
+_ESCAPE = "%"
+"""Begins the name of a provider whose own name would be read as a connection's."""
 
 
 class State(StrEnum):
@@ -148,13 +150,19 @@ class BreakerState:
 
 def breaker_name(provider: str, connection: str = "") -> str:
     """Text form of a breaker key (breaker.md section 12)."""
-    return f"{provider}{_CONNECTION_MARK}{connection}" if connection else provider
+    own = provider
+    # A name that ends like the beginning of the mark would end too early as well.
+    if (provider + _CONNECTION_MARK).index(_CONNECTION_MARK) < len(provider) or provider.startswith(_ESCAPE):
+        own = _ESCAPE + provider.replace("%", "%25").replace(":", "%3A")
+    return f"{own}{_CONNECTION_MARK}{connection}" if connection else own
 
 
 def split_name(name: str) -> tuple[str, str]:
     """(provider, connection) of a text key."""
-    provider, _, connection = name.partition(_CONNECTION_MARK)
-    return provider, connection
+    own, _, connection = name.partition(_CONNECTION_MARK)
+    if own.startswith(_ESCAPE):
+        own = own[1:].replace("%3A", ":").replace("%25", "%")
+    return own, connection
 
 
 # --- reads ------------------------------------------------------------------------------------------------

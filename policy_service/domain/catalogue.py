@@ -108,6 +108,7 @@ class Provider:
     """Structured error code of this provider, lower case -> what it means: `credits`, `banned`, `credential`,
     `period_quota`, `rate_limit`, `overloaded`, `content_policy` (numeric codes mean nothing without the provider)."""
     limits_per_model: bool = False
+    hosts_models: bool = False
     """Rate limits are counted per model; says where the blame lies, keys of locks are not affected."""
     naive_times_offset: str = ""
     """UTC offset such as `+08:00` of times that the provider's texts write without a zone; empty: UTC."""

@@ -218,7 +218,12 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("subscription-text", on.is_subscription, _until_stated_reset(HOUR_MS, exact_quota=True), True),
     PipelineRule("session-text", on.is_session, _fixed(Reason.QUOTA_EXHAUSTED, SESSION_MS, exact_quota=True), True),
     PipelineRule("quota-with-reset", on.is_quota_with_reset, _quota_with_reset, True),
-    PipelineRule("period-quota", on.is_period_quota, _until_stated_reset(HOUR_MS, exact_quota=True), True),
+    PipelineRule(
+        "period-quota",
+        on.is_period_quota,
+        _until_stated_reset(HOUR_MS, exact_quota=True, returns_by_itself=True),
+        True,
+    ),
     PipelineRule("route-not-authorized", on.is_route_refused, _no_fallback(Reason.UNKNOWN), True),
     PipelineRule("forbidden-rule", on.is_403_rule, _by_rule_alone, True),
     PipelineRule("pre-check-rule", on.is_429_pre_check, _by_rule_alone, True),
@@ -229,7 +234,9 @@ PIPELINE: Final[tuple[PipelineRule, ...]] = (
     PipelineRule("inner-request-error", on.is_inner_request_error, _REQUEST_AT_FAULT, True),
     PipelineRule("throttling-code", on.is_throttled, _ladder(Reason.RATE_LIMIT_EXCEEDED)),
     PipelineRule("overload-code", on.is_overload_code, _ladder(Reason.MODEL_CAPACITY)),
-    PipelineRule("invalid-request-code", lambda r: r.meaning == "invalid_request", _no_fallback(Reason.UNKNOWN)),
+    PipelineRule(
+        "invalid-request-code", on.is_refused_by_code, _no_fallback(Reason.UNKNOWN, skip_provider_breaker=True)
+    ),
     PipelineRule("configured", on.is_configured, _configured),
     PipelineRule("capacity-status", on.under(413, 529)(on.always), _ladder(Reason.MODEL_CAPACITY)),
     PipelineRule("quota-status-432", on.under(432)(on.always), _until_stated_reset(HOUR_MS)),

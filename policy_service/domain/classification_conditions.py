@@ -134,13 +134,20 @@ def is_credits(r: Reading) -> bool:
 
 
 def is_credits_beyond(r: Reading) -> bool:
-    return r.meaning == "credits" or signals.CREDITS_EXTENDED.found_in(r.account_text)
+    told = r.meaning == "credits" or (not is_coded_rate_limit(r) and signals.CREDITS_EXTENDED.found_in(r.account_text))
+    return told and rule_of(r) is None
+
+
+def is_coded_rate_limit(r: Reading) -> bool:
+    """A 429 whose code names a rate limit: what its text says of paying is advice."""
+    return r.status == 429 and r.code in signals.THROTTLING_CODES
 
 
 @under(402, 403)
 def returns_by_itself(r: Reading) -> bool:
     """An allowance spoken of as spent together with the moment of its return, under a status that means payment."""
-    return "reset" in r.account_text and r.hint is not None and r.hint.source is HintSource.BODY
+    told = "reset" in r.account_text and r.hint is not None and r.hint.source is HintSource.BODY
+    return told and rule_of(r) is None
 
 
 def daily_wait(r: Reading) -> DurationMs | None:
@@ -189,8 +196,8 @@ def is_period_quota(r: Reading) -> bool:
         return True
     if r.status not in (400, 401, 402, 403):
         return False
-    named = "quota_exceeded" in (r.code, r.type)
-    return named or signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
+    told = "quota_exceeded" in (r.code, r.type) or signals.PERIOD_QUOTA_EXTENDED.found_in(r.account_text)
+    return told and rule_of(r) is None
 
 
 @under(403)
@@ -270,6 +277,16 @@ def is_throttled(r: Reading) -> bool:
 
 def is_overload_code(r: Reading) -> bool:
     return r.meaning == "overloaded" and r.status != 429
+
+
+def is_refused_by_code(r: Reading) -> bool:
+    """The code is about this request, whatever the status: as the catalogue knows it, or by its own name."""
+    return r.meaning in ("invalid_request", "content_policy") or is_policy_code(r)
+
+
+def is_policy_code(r: Reading) -> bool:
+    """The structured code or type itself speaks of what the prompt or the answer contains."""
+    return signals.CONTENT_POLICY.found_in(r.code) or signals.CONTENT_POLICY.found_in(r.type)
 
 
 def is_inner_request_error(r: Reading) -> bool:

@@ -13,19 +13,23 @@ from policy_service.domain.outcome import Origin
 _KINDS_OF = {
     400: "invalid_request_error bad_request_error badrequesterror bad_request context_length_exceeded "
     "exceed_context_size_error context_window_exceeded invalid_argument failed_precondition out_of_range "
-    "validationexception invalid_prompt content_filter content_policy_violation invalid_parameter",
+    "validationexception invalid_prompt content_filter content_policy_violation invalid_parameter badrequest "
+    "invalidparameter invalid_value unsupported_value unsupported_parameter data_inspection_failed "
+    "datainspectionfailed sensitivecontentdetected operationnotsupported",
     401: "authentication_error unauthenticated unauthorized invalid_api_key unrecognizedclientexception "
-    "expiredtokenexception token_expired token_invalidated invalid_token invalid_grant",
+    "expiredtokenexception token_expired token_invalidated token_revoked invalid_token invalid_grant invalid_client "
+    "invalid_authentication_error invalidapikey",
     402: "billing_error payment_required credits_exhausted insufficient_balance",
     403: "permission_error permission_denied permission-denied forbidden accessdeniedexception access_denied",
-    404: "not_found_error not_found notfounderror model_not_found resourcenotfoundexception",
+    404: "not_found_error not_found notfounderror model_not_found resourcenotfoundexception "
+    "deploymentnotfound invalid_model",
     408: "request_timeout",
     409: "conflict_error already_exists conflictexception",
     413: "request_too_large payload_too_large",
     429: "rate_limit_error rate_limit_exceeded rate_limited rate_limit_reached_error ratelimiterror tokens requests "
     "resource_exhausted insufficient_quota usage_limit_reached quota_exceeded too_many_requests toomanyrequests "
     "throttlingexception throttling throttled servicequotaexceededexception limitexceededexception "
-    "usage_not_included slow_down",
+    "usage_not_included slow_down too_many_tokens_error too_many_requests_error ratelimitreached",
     499: "cancelled",
     500: "api_error server_error internal_error internal_server_error internal internalservererror unknown "
     "internalserverexception internalfailure modelerrorexception modelstreamerrorexception",
@@ -53,7 +57,8 @@ class NetworkFailure(NamedTuple):
 NETWORK_FAILURES = (
     NetworkFailure(
         ("aborterror", "client disconnect", "client abort", "client_abort", "client closed", "request_signal_aborted",
-         "request signal aborted", "operation was aborted", "und_err_aborted", "abort_err", "context canceled"),
+         "request signal aborted", "operation was aborted", "und_err_aborted", "abort_err", "context canceled",
+         "user aborted", "request was aborted", "cancellederror", "cancelederror", "err_canceled"),
         499, "client_abort", Origin.CLIENT, "AbortError",
     ),
     NetworkFailure(("enoent",), 502, "ENOENT", Origin.GATEWAY),

@@ -6,9 +6,11 @@ from outside in: lists, `error` members, JSON written into a text, the envelope 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
+from html import unescape
 from typing import NamedTuple
 
 from policy_service.domain.stream_events import choice_error
@@ -31,9 +33,21 @@ _CAPITALISED = {
     name[:1].upper() + name[1:]: name
     for name in (*_INNER_NAMES, *_CODE_NAMES, *_TYPE_NAMES, *_MESSAGE_NAMES, *_STATUS_NAMES)
 }
+_LOOSE_NAMES = ("code", "error_code", "status_code", "type", "__type", "status", "message", "msg", "detail", "error")
+_QUOTES = ("'", '"')
 _EMPTY_WORDS = frozenset({"", "error", "failed", "response.failed", "<nil>", "null", "none"})
 
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
+
+_LOOSE_SPAN = 8_192
+_LOOSE_TRIES = 8
+_LOOSE_VALUE = re.compile(
+    r"""["']\s{0,4}:\s{0,4}(?:"((?:[^"\\]|\\.){1,1024})|'((?:[^'\\]|\\.){1,1024})|([0-9]{1,15})(?![0-9.]))""", re.DOTALL
+)
+
+_PRINTED_LIMIT = 2_048
+_PRINTED_OPENINGS = ("{'", "[{'")
+_ELEMENT = re.compile(r"<(code|message)>([^<]{1,1024})</", re.IGNORECASE)
 
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
@@ -58,7 +72,63 @@ def read_json(text: str) -> object | None:
         whole = _decode(stripped, 0)
         if whole is not None and whole[1] == len(stripped):
             return whole[0]
+        if stripped.startswith(_PRINTED_OPENINGS) and (printed := _printed_by_python(stripped)) is not None:
+            return printed
     return _first_object(stripped) if stripped[:1] in ("[", ")") else None
+
+
+def _printed_by_python(text: str) -> object | None:
+    """An error object that a gateway printed instead of writing it as JSON; None for anything else, and for a long one.
+
+    Only literals are read: nothing of the text is run.
+    """
+    if len(text) > _PRINTED_LIMIT:
+        return None
+    try:
+        return read_json(json.dumps(ast.literal_eval(text)))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def xml_node(text: str) -> Node | None:
+    """Code and message of an error in XML, as AWS and object stores write it; None for pages and anything else."""
+    head = text[:_LOOSE_SPAN].lstrip("\ufeff \t\r\n")
+    if head[:1] != "<" or head[:15].lower().startswith(("<!doctype", "<html")):
+        return None
+    return {name.lower(): unescape(value).strip() for name, value in reversed(_ELEMENT.findall(head))} or None
+
+
+def json_text(body: object) -> str:
+    """JSON text of a parsed body, its characters as themselves; empty where it is nested too deeply."""
+    try:
+        return json.dumps(body, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def loose_node(text: str) -> Node | None:
+    """What an error object names that is no JSON: cut off, quoted inside a sentence, or printed by Python.
+
+    Of a name that occurs more than once the first value that says something counts. None where nothing is named.
+    """
+    head = text[:_LOOSE_SPAN]
+    if '{\\"' in head:
+        head = head.replace('\\"', '"')
+    named = ((name, _loose_value(head, name)) for name in _LOOSE_NAMES)
+    return {name: value for name, value in named if value} or None
+
+
+def _loose_value(text: str, name: str) -> str:
+    at = text.find(name)
+    for _ in range(_LOOSE_TRIES):
+        if at < 0:
+            return ""
+        found = _LOOSE_VALUE.match(text, at + len(name)) if text[at - 1 : at] in _QUOTES else None
+        value = found[1] or found[2] or found[3] if found else ""
+        if value.strip().lower() not in _EMPTY_WORDS:
+            return value.replace('\\"', '"')
+        at = text.find(name, at + len(name))
+    return ""
 
 
 def _decode(text: str, position: int) -> tuple[object, int] | None:

@@ -42,6 +42,7 @@ REQUEST_SCOPED_TYPES: Final = frozenset(
         "exceed_context_size_error",
     }
 )
+_TYPES_AND_CODES: Final = REQUEST_SCOPED_TYPES & REQUEST_SCOPED_CODES
 INPUT_BOUND_CODES: Final = frozenset({"context_length_exceeded", "context_window_exceeded"})
 OWN_LIMITER_CODES: Final = frozenset(
     {
@@ -152,12 +153,14 @@ def is_free_tier_removed(outcome: Outcome, policy: ConnectionPolicy) -> bool:
 
 
 def _is_penalty_free_request(outcome: Outcome) -> bool:
-    """Codes count under every status; types only where no account can be meant, since providers use
-    `invalid_request_error` for dead keys and empty wallets as well."""
-    if outcome.code.lower() in REQUEST_SCOPED_CODES:
+    """Codes count under every status; of the types those that providers use for dead keys and empty wallets as well
+    only where no account can be meant."""
+    kind = outcome.type.lower()
+    if outcome.code.lower() in REQUEST_SCOPED_CODES or kind in _TYPES_AND_CODES:
         return True
     status = outcome.status or 0
-    return outcome.type.lower() in REQUEST_SCOPED_TYPES and (status >= 500 or status == 408)
+    is_typed = kind in REQUEST_SCOPED_TYPES and (status >= 500 or status == 408)
+    return is_typed and not signals.CREDENTIAL_CODES.found_in(outcome.code.lower())
 
 
 def _is_spare_key(outcome: Outcome, policy: ConnectionPolicy) -> bool:

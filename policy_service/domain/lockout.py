@@ -7,14 +7,14 @@ escalation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple, Self
 
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.daily_reset import DAY_MS, whole_wait
-from policy_service.domain.ids import SERVER_STATED, DurationMs, Instant
+from policy_service.domain.ids import DurationMs, HintSource, Instant
 from policy_service.domain.lockout_keys import EXACT, LockKey, key_of, keys_of, scoped_model, written_kind
 from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
 from policy_service.domain.state import Key, StateBook
@@ -41,7 +41,6 @@ __all__ = [
     "lock_rows",
     "longest_lock",
     "note_first_output",
-    "pool_evidence",
     "released",
     "scoped_model",
     "write_lock",
@@ -51,6 +50,8 @@ _NO_MAXIMUM_MS: Final = 120_000
 _LONGEST_DAY_MS = 25 * 3_600_000
 _LOCAL_NOT_FOUND_MS: Final = 5_000
 _FALLBACK_BASE_MS: Final = {429: 1_000}
+_STATED_CAPS_MS: Final[Mapping[str, DurationMs]] = {HintSource.HEADER: 30 * DAY_MS, HintSource.RETRY_INFO: DAY_MS}
+"""Longest waits that the server itself may set, by where it stated them (section 4, case 2)."""
 SLOW_REASON: Final = "slow_first_output"
 
 
@@ -222,8 +223,8 @@ def lock_duration(
     """Length of the lock (table of section 4)."""
     longest = profile.max_cooldown_ms
     if evidence.exact_ms > 0:
-        in_full = evidence.uncapped or evidence.exact_source in SERVER_STATED
-        return evidence.exact_ms if in_full else _limited(evidence.exact_ms, longest)
+        allowed = None if evidence.uncapped else _STATED_CAPS_MS.get(evidence.exact_source, longest)
+        return _limited(evidence.exact_ms, allowed)
     if evidence.reason == "quota_exhausted" and evidence.until_midnight:
         return _limited(_until_midnight(now, zone), longest)
     scaled = base_ms << min(step - 1, profile.max_backoff_steps)
@@ -268,6 +269,9 @@ def write_lock(row: ModelLockState, evidence: LockEvidence, place: Place, how: L
     counted = count_failure(row, how.at, late) if how.counts else Counted(row.failure_count, max(1, row.failure_count))
     base = lock_base(evidence, how.profile_base_ms)
     duration = lock_duration(evidence, counted.step, how.profile, base, how.at, how.zone)
+    until = how.at + duration
+    # A longer lock that stands goes on deciding how long the count lives.
+    standing = row.last_cooldown_ms if row.until is not None and row.until > until else 0
     kind, _ = key_written(evidence, place)
     written = replace(
         row,
@@ -276,10 +280,10 @@ def write_lock(row: ModelLockState, evidence: LockEvidence, place: Place, how: L
         failure_count=counted.total,
         last_failure_at=_later(row.last_failure_at, how.at),
         reset_after_ms=how.profile.reset_after_ms,
-        last_cooldown_ms=row.last_cooldown_ms if late else duration,
+        last_cooldown_ms=row.last_cooldown_ms if late else max(duration, standing),
         last_event_at=_later(row.last_event_at, how.at),
     )
-    return extend_lock(written, how.at, how.at + duration, evidence.reason, evidence.exact_source)
+    return extend_lock(written, how.at, until, evidence.reason, evidence.exact_source)
 
 
 def extend_lock(row: ModelLockState, at: Instant, until: Instant, reason: str, source: str = "") -> ModelLockState:
@@ -377,30 +381,3 @@ def note_first_output(
         written_as=EXACT,
     )
     return extend_lock(stepped, at, at + duration, SLOW_REASON)
-
-
-# -- pool lockout ------------------------------------------------------------------------------------
-_POOL_REASONS: Final = {429: "rate_limit", 403: "quota_exhausted", 404: "not_found", 408: "server_error"}
-MODEL_SCOPED_400_MS: Final = 3_600_000
-
-
-def pool_evidence(
-    status: int, hint_ms: DurationMs, hint_source: str, model_scoped_400: bool, profile: LockoutProfile
-) -> LockEvidence | None:
-    """What the pool lockout hands to the writer for one failed attempt (section 5); None: nothing.
-
-    Args:
-        hint_ms: parsed hint, 0 without one.
-        model_scoped_400: a 400 about the model itself, on a provider that counts per model.
-    """
-    if not profile.pool_enabled:
-        return None
-    if status == 400 and model_scoped_400:
-        return LockEvidence(400, "model_capacity", exact_ms=MODEL_SCOPED_400_MS, uncapped=True)
-    if status not in profile.error_codes:
-        return None
-    base = profile.base_cooldown_ms
-    flat = 0 if profile.use_exponential_backoff else base
-    exact, source = (hint_ms, hint_source) if hint_ms > base else (flat, "")
-    reason = _POOL_REASONS.get(status, "server_error" if status >= 500 else "unknown")
-    return LockEvidence(status, reason, base, exact, source, until_midnight=False)

@@ -22,12 +22,19 @@ def swept(row: ModelLockState, now: Instant) -> ModelLockState:
 
 
 def evictions(rows: Iterable[ModelLockState], now: Instant, limit: int = LOCK_LIMIT) -> tuple[ModelLockState, ...]:
-    """Rows to drop so that at most `limit` locks and counters stay: the oldest that lock nothing any more."""
+    """Rows to drop so that at most `limit` locks stay, and at most as many counters without a lock: the oldest that
+    lock nothing any more. Locks in force leave the counters their room, for these carry the escalation."""
     present = [row for row in rows if row.until is not None or row.failure_count]
+    locks = [row for row in present if row.until is not None]
+    counters = [row for row in present if row.until is None]
+    return tuple(released(row) for row in (*_surplus(locks, now, limit), *_surplus(counters, now, limit)))
+
+
+def _surplus(present: list[ModelLockState], now: Instant, limit: int) -> list[ModelLockState]:
     spare = sorted(
         (row for row in present if not is_locked(row, now)), key=lambda row: row.until or row.last_failure_at or 0
     )
-    return tuple(released(row) for row in spare[: max(0, len(present) - limit)])
+    return spare[: max(0, len(present) - limit)]
 
 
 # -- listing -----------------------------------------------------------------------------------------

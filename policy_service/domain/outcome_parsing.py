@@ -7,7 +7,6 @@ becomes the status of the error inside.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,17 +20,30 @@ from policy_service.domain.error_kinds import (
     UNKNOWN_KIND_STATUS,
     NetworkFailure,
 )
-from policy_service.domain.error_object import ErrorObject, describe, error_nodes, read_json
+from policy_service.domain.error_object import (
+    MAX_DEPTH,
+    ErrorObject,
+    describe,
+    error_nodes,
+    json_text,
+    loose_node,
+    read_json,
+    xml_node,
+)
 from policy_service.domain.ids import AuthClass, Instant
 from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
 from policy_service.domain.stream_errors import may_hold_error, stream_error
-from policy_service.domain.stream_events import carries_error
+from policy_service.domain.stream_events import carries_error, choice_error
 
 BODY_LIMIT = 65_536
 """Bytes of a body that are kept."""
 _LIST_READ = 128
 """Parts of a body that is a list; a stream ends with its error."""
+_OUTPUT_NAMES = frozenset({"choices", "candidates", "output", "output_text", "content", "delta"})
+_ECHO_NAMES = frozenset({"input", "inputs", "flagged_input", "failed_generation", "prompt"})
+_ECHO_MARKS = tuple(f'"{name}"' for name in _ECHO_NAMES)
 _GZIP = b"\x1f\x8b"
+_PLAIN = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,6})?")
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)
 
 
@@ -128,11 +140,20 @@ def parse_outcome(raw: RawOutcome) -> Outcome:
 
 
 def first_values(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Lower-case names; of a repeated header the first value."""
+    """Lower-case names; of a repeated header the first value, of a repeated wait the longest."""
     found: dict[str, str] = {}
-    for name, value in headers:
-        found.setdefault(name.strip().lower(), value)
+    for given, value in headers:
+        name = given.strip().lower()
+        if name in found and not (name.startswith("retry-after") and _is_longer(value, found[name])):
+            continue
+        found[name] = value
     return found
+
+
+def _is_longer(wait: str, known: str) -> bool:
+    """Of two plain numbers the larger one: no answer may shorten what it says elsewhere."""
+    both = wait.strip(), known.strip()
+    return all(_PLAIN.fullmatch(each) for each in both) and float(both[0]) > float(both[1])
 
 
 @lru_cache(maxsize=256)
@@ -143,13 +164,18 @@ def network_failure(report: str) -> NetworkFailure:
     return next(told, OTHER_NETWORK_FAILURE)
 
 
+_GENERAL_STATUSES = (400, 500)
+"""What a type says for want of a better word; the code beside it may say more."""
+
+
 def status_of_kind(error: ErrorObject) -> int:
     """Status of an error inside a 200: the number it names, else that of its type or code, else 500."""
     if error.status is not None and error.status >= 400:
         return error.status
     words = (error.type, error.code, error.code.partition(".")[0])
-    known = (STATUS_OF_KIND.get(word.lower()) for word in words)
-    return next((status for status in known if status is not None), UNKNOWN_KIND_STATUS)
+    known = [status for word in words if (status := STATUS_OF_KIND.get(word.lower())) is not None]
+    telling = (status for status in known if status not in _GENERAL_STATUSES)
+    return next(telling, known[0] if known else UNKNOWN_KIND_STATUS)
 
 
 def _statuses(raw: RawOutcome, failure: NetworkFailure | None, reading: _Reading) -> tuple[int | None, int | None]:
@@ -175,7 +201,19 @@ def _read_body(raw: RawOutcome) -> _Reading:
 
 
 def _failure_reading(text: str, body: object | None) -> _Reading:
-    return _Reading(text, body, describe(error_nodes(body)))
+    if body is None and (named := xml_node(text) or loose_node(text)) is not None:
+        return _Reading(text, {**named, "text": text}, describe(error_nodes(named)))
+    echoes = body is not None and any(name in text for name in _ECHO_MARKS)
+    return _Reading(json_text(_without_echo(body, MAX_DEPTH)) if echoes else text, body, describe(error_nodes(body)))
+
+
+def _without_echo(body: object, depth: int) -> object:
+    """A body without the members in which a provider sends the caller's own input back."""
+    if isinstance(body, list) and depth:
+        return [_without_echo(part, depth - 1) for part in body[:_LIST_READ]]
+    if not isinstance(body, dict) or not depth:
+        return body
+    return {name: _without_echo(part, depth - 1) for name, part in body.items() if name not in _ECHO_NAMES}
 
 
 def _success_reading(text: str, body: object | None) -> _Reading:
@@ -183,7 +221,20 @@ def _success_reading(text: str, body: object | None) -> _Reading:
     quoted = _quoted_failure(body)
     if quoted is not None:
         return _Reading(text, quoted, describe(error_nodes(quoted)), True)
-    return _Reading(text, body, describe(error_nodes(body)), True) if carries_error(body) else _Reading()
+    if not isinstance(body, dict | list) or not carries_error(body):
+        return _Reading()
+    return _Reading(json_text(_without_output(body)), body, describe(error_nodes(body)), True)
+
+
+def _without_output(body: object) -> object:
+    """An error without the answer that came before it: what a model wrote says nothing about an account."""
+    if not isinstance(body, dict):
+        return body
+    told = {name: value for name, value in body.items() if name not in _OUTPUT_NAMES}
+    if isinstance(response := told.get("response"), dict):
+        told["response"] = {name: value for name, value in response.items() if name not in _OUTPUT_NAMES}
+    error = choice_error(body)
+    return told if error is None else {**told, "error": error}
 
 
 def _decoded(body: bytes | str) -> str:
@@ -228,12 +279,5 @@ def _searchable(message: str, reading: _Reading) -> str:
     """Message and body as one text, non-ASCII unescaped."""
     body = reading.text
     if "\\u" in body and reading.body is not None:
-        body = _unescaped(reading.body) or body
+        body = json_text(reading.body) or body
     return (body if not message or message in body else f"{message} {body}".rstrip())[:BODY_LIMIT]
-
-
-def _unescaped(body: object) -> str:
-    try:
-        return json.dumps(body, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return ""

@@ -29,7 +29,7 @@ from policy_service.domain.profiles import (
     WaitProfile,
 )
 from policy_service.domain.queue_admission import effective_profile, is_paced
-from policy_service.domain.settings import SettingSources
+from policy_service.domain.settings import REGISTRY, SettingSources
 
 _KIND_OPEN_MS = {"rate_limit": 60_000, "quota_exhausted": 3_600_000}
 _ROTATION_STATUSES = (429, 500, 502, 400)
@@ -160,9 +160,9 @@ class Policy:
         return found
 
     def setting(self, name: str, connection: Connection | None = None) -> Any:
-        """Resolved value of one setting."""
-        own = connection.settings if connection else None
-        return self.sources.resolve(name, connection=own)
+        """Resolved value of one setting; a fraction of the environment rounded up where a whole number is meant."""
+        value = self.sources.resolve(name, connection=connection.settings if connection else None)
+        return math.ceil(value) if isinstance(value, float) and REGISTRY[name].kind == "int" else value
 
     # -- compilation ---------------------------------------------------------------------------------
     def _declared(self, provider: str, connection: str) -> Connection:
@@ -184,8 +184,8 @@ class Policy:
         if hint is None and auth is AuthClass.NONE and not self.directory.is_known(provider):
             auth = self._unlisted
         reader = _Reader(self.sources, entry, declared, auth)
-        lockout = reader.lockout(entry.id)
         wanted = self.canonical(provider)
+        lockout = reader.lockout(wanted in map(self.canonical, reader.get("model_lockout.slow_first_output.providers")))
         rules = tuple(rule for rule in self.catalogue.operator_rules if self.canonical(rule.provider) == wanted)
         return ConnectionPolicy(
             provider=entry if entry.id == wanted else replace(entry, id=wanted),
@@ -212,7 +212,7 @@ class Policy:
             return frozenset(p.id for p in self.catalogue.providers.values() if p.egress_bucketed)
         if text in _DEFAULT_EGRESS_OFF:
             return frozenset()
-        return frozenset(part.strip() for part in text.split(",") if part.strip())
+        return frozenset(self.canonical(part) for part in text.split(",") if part.strip())
 
     def _route_wait(self) -> WaitProfile:
         get = self.sources.resolve
@@ -305,8 +305,8 @@ class _Reader:
     def ladder(self, lockout: LockoutProfile) -> LadderProfile:
         profiled = self._auth in (AuthClass.OAUTH, AuthClass.API_KEY)
         return LadderProfile(
-            base_cooldown_ms=self.by_class("connection", "base_cooldown_ms"),
-            max_backoff_steps=self.by_class("connection", "max_backoff_steps"),
+            base_cooldown_ms=math.ceil(self.by_class("connection", "base_cooldown_ms")),
+            max_backoff_steps=int(self.by_class("connection", "max_backoff_steps")),
             honor_upstream_hints=bool(self.by_class("connection", "honor_upstream_hints")),
             cap_ms=(lockout.max_cooldown_ms or 1_800_000) if profiled else 120_000,
         )
@@ -323,20 +323,19 @@ class _Reader:
             max_ms=max(shortest, self.get("provider_cooldown.max_ms")),
         )
 
-    def lockout(self, provider_id: str) -> LockoutProfile:
-        base = self.get("model_lockout.base_cooldown_ms")
+    def lockout(self, watches_first_output: bool) -> LockoutProfile:
+        base = math.ceil(self.get("model_lockout.base_cooldown_ms"))
         unprofiled = self._auth is AuthClass.NONE
         return LockoutProfile(
             pool_enabled=bool(self.get("model_lockout.enabled")),
             error_codes=frozenset(self.get("model_lockout.error_codes")),
             base_cooldown_ms=base,
-            max_cooldown_ms=max(base, self.get("model_lockout.max_cooldown_ms")),
-            max_backoff_steps=self.get("model_lockout.max_backoff_steps"),
+            max_cooldown_ms=max(base, math.ceil(self.get("model_lockout.max_cooldown_ms"))),
+            max_backoff_steps=int(self.get("model_lockout.max_backoff_steps")),
             use_exponential_backoff=bool(self.get("model_lockout.use_exponential_backoff")),
-            reset_after_ms=1_800_000 if unprofiled else self.by_class("breaker", "reset_timeout_ms"),
+            reset_after_ms=1_800_000 if unprofiled else math.ceil(self.by_class("breaker", "reset_timeout_ms")),
             slow_first_output=SlowFirstOutput(
-                enabled=bool(self.get("model_lockout.slow_first_output.enabled"))
-                and provider_id in self.get("model_lockout.slow_first_output.providers"),
+                enabled=watches_first_output and bool(self.get("model_lockout.slow_first_output.enabled")),
                 threshold_ms=self.get("model_lockout.slow_first_output.threshold_ms"),
             ),
         )

@@ -106,7 +106,8 @@ def give_panic_back(state: PanicState, permit_id: str) -> PanicState:
 
 def limit_of(members: Sequence[Member], profile: PoolGuardProfile) -> int:
     """Number of members that soft exclusions may take out of the pool at one time."""
-    return math.floor(len(members) * profile.max_excluded_share)
+    # The addition keeps a product such as 100 x 0.29 from being rounded down by its binary error.
+    return math.floor(len(members) * profile.max_excluded_share + 1e-9)
 
 
 def judge_pool(members: Sequence[Member], profile: PoolGuardProfile, now: Instant, in_flight: int = 0) -> PoolVerdict:

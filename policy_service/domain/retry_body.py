@@ -31,11 +31,11 @@ Stated = tuple[DurationMs, DurationMs, HintSource]
 WAIT_CAP_MS = 30 * DAY_MS
 _DETAILS_READ = 16
 _DELAY_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1_000}
-_DELAY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)[ ]?(ms|s|m|h)?", re.IGNORECASE)
+_DELAY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)[ ]?(ms|s|m|h)?", re.IGNORECASE | re.ASCII)
 _MS_KEYS = ("retry_after_ms", "retryAfterMs")
 _SECONDS_KEYS = (
-    "retry_after", "retryAfter", "resets_in_seconds", "reset_after_seconds", "retry_after_seconds", "estimated_time",
-    "quotaResetDelay",
+    "retry_after", "retryAfter", "resets_in_seconds", "reset_after_seconds", "retry_after_seconds", "retryAfterSeconds",
+    "estimated_time", "quotaResetDelay",
 )  # fmt: skip
 _INSTANT_KEYS = ("resets_at", "reset_at", "reset_time", "resetsAt", "resetAt", "quotaResetTimeStamp")
 _NESTED_KEYS = ("metadata", "error_details")

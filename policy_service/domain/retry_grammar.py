@@ -41,6 +41,7 @@ _ISO = re.compile(
 )
 _MONTH_DAY = re.compile(r"([0-9]{2})-([0-9]{2})[ ]{1,2}([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?(?![0-9:])")
 _CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2}))?(?::([0-9]{2}))?(?:[ \u00a0]?([ap])\.?m\.?(?![a-z]))?", re.IGNORECASE)
+_STOPWATCH = re.compile(r"([0-9]{1,3}):([0-5][0-9]):([0-5][0-9])(?![0-9:])")
 _NAMED_DAY = re.compile(
     r"([a-z]{3})[a-z]{0,6}\.?[ ]([0-9]{1,2})(?:st|nd|rd|th)?(?:,?[ ]([0-9]{4}))?,?[ ](?:at[ ])?", re.IGNORECASE
 )
@@ -83,6 +84,15 @@ def read_duration(text: str, position: int = 0) -> tuple[DurationMs, int] | None
         joint = _JOINT.match(text, end)
         position = joint.end() if joint else end
     return (total, end) if smallest != math.inf else None
+
+
+def read_stopwatch(text: str, position: int) -> tuple[DurationMs, int] | None:
+    """`H:MM:SS` as a span of time, as .NET prints one; the caller knows that no clock time is meant."""
+    found = _STOPWATCH.match(text, position)
+    if found is None:
+        return None
+    hours, minutes, seconds = map(int, found.groups())
+    return ((hours * 60 + minutes) * 60 + seconds) * SECOND_MS, found.end()
 
 
 def _unit_of(step: re.Match[str]) -> tuple[int, int]:

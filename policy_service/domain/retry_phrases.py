@@ -66,6 +66,7 @@ LEADS: dict[str, str] = {
     "regain access": "regain",
     "access returns": "regain",
     "resume": "regain",
+    "replenished": "regain",
 }
 """Words before a wait -> stem of the phrase."""
 

@@ -20,6 +20,7 @@ from policy_service.domain.retry_grammar import (
     read_duration,
     read_iso,
     read_month_day,
+    read_stopwatch,
 )
 from policy_service.domain.retry_phrases import (
     CONNECTORS,
@@ -133,7 +134,7 @@ def _readings(text: str, now: Instant, *, extended: bool = False) -> Iterator[_R
         return
     lowered = _lowered(text)
     for lead in islice(_leads(lowered), _PHRASES_READ):
-        reading = _classic(text, lead, now) or (_further(text, lead.value, now) if extended else None)
+        reading = _classic(text, lead, now) or (_further(text, lead, now) if extended else None)
         if reading and (reading.row >= _EXTENDED_ROW) == extended and not _is_conditional(lowered, lead.start):
             yield reading
 
@@ -166,8 +167,9 @@ def _row_of_duration(written: str, phrase: tuple[str, str]) -> int | None:
     return 6 if row == 5 and _DAYS.fullmatch(written) else None
 
 
-def _further(text: str, at: int, now: Instant) -> _Reading | None:
-    duration = read_duration(text, at)
+def _further(text: str, lead: _Lead, now: Instant) -> _Reading | None:
+    at = lead.value
+    duration = read_duration(text, at) or (read_stopwatch(text, at) if lead.phrase[1] == "in" else None)
     if duration:
         return _Reading(_EXTENDED_ROW, at, duration[0])
     instant = read_iso(text, at, date_only=True) or read_clock(text, at, now)

@@ -19,7 +19,7 @@ _RUN_LINES = 64
 """Lines that one event is written over, at most, before and behind the one with the mark."""
 _RUN_SPAN = 8_192
 """Characters of these lines, on either side."""
-_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"', '"code"')
+_MARKS = ('"error', '"Error', "event: error", "event:error", "failed", "base_resp", '"success"', '"code"', '"msg"')
 _DATA = "data:"
 _JSON_ENDS = ("}", "]", '"')
 _NO_DATA = ("event:", "id:", "retry:", ":")

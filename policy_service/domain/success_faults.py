@@ -18,6 +18,7 @@ FAULTS: Final = {
     "empty-stream": Verdict(PROVIDER, "server_error", True, rule="empty-stream"),
     "cut-answer": Verdict(PROVIDER, "network", True, rule="cut-answer"),
     "blocked-prompt": Verdict(NOBODY, "content_policy", False, rule="blocked-prompt"),
+    "filtered-answer": Verdict(NOBODY, "content_policy", False, rule="filtered-answer"),
     "cut-stream": Verdict(NOBODY, "network", False, rule="cut-stream"),
 }
 """A stream that was cut has been delivered in part: the caller holds half an answer, so nothing may be repeated."""
@@ -45,13 +46,19 @@ def success_fault(body: str) -> str:
 def _json_fault(text: str) -> str:
     if not _is_json(text):
         return "cut-answer"
-    if any(mark in text for mark in _BLOCKED) and '"text"' not in text:
+    if _FILTERED.search(text):
+        return "filtered-answer"
+    if _BLOCKED.search(text) and '"text"' not in text:
         return "blocked-prompt"
     without_parts = '"candidates"' in text and '"parts"' not in text
     return "empty-answer" if without_parts or _HOLLOW.search(text) else ""
 
 
-_BLOCKED: Final = ('"blockReason"', '"finishReason": "SAFETY"', '"finishReason":"SAFETY"', '"PROHIBITED_CONTENT"')
+_BLOCKED: Final = re.compile(
+    r'"blockReason"|"finishReason":\s{0,4}"(?:SAFETY|RECITATION|BLOCKLIST|SPII)"|"PROHIBITED_CONTENT"'
+)
+_FILTERED: Final = re.compile(r'"(?:finish_reason|reason)":\s{0,4}"content_filter"')
+"""The provider's filter ended the answer, as the ends of OpenAI's formats say."""
 _HOLLOW: Final = re.compile(r'"(?:choices|candidates)":\s{0,4}\[\s{0,4}\]')
 
 
@@ -60,6 +67,8 @@ def _stream_fault(text: str) -> str:
     if not events:
         return "empty-stream"
     last = events[-1]
+    if _FILTERED.search(last):
+        return "filtered-answer"
     return "cut-stream" if last.startswith("{") and not _is_json(last) else ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from policy_service.domain import classification_conditions as on
 from policy_service.domain import signals
 from policy_service.domain.classification import classify_reading
 from policy_service.domain.decision_record import Classification, Reason
@@ -158,9 +159,10 @@ def _is_network(c: Case) -> bool:
 
 
 def _is_content_policy(c: Case) -> bool:
-    if c.reading.meaning == "content_policy":
+    if c.reading.meaning == "content_policy" or on.is_policy_code(c.reading):
         return True
-    return c.status in (400, 403, 422, 451) and signals.CONTENT_POLICY.found_in(c.text)
+    believed = c.status in (400, 403, 422, 451) or c.reading.outcome.is_error_in_success
+    return believed and signals.CONTENT_POLICY.found_in(c.text)
 
 
 def _is_empty_wallet(c: Case) -> bool:
@@ -186,6 +188,11 @@ def _is_dead_login(c: Case) -> bool:
     return c.error_type == "unauthorized" and not policy.provider.web_cookie
 
 
+def _is_weak_login(c: Case) -> bool:
+    """A 401 that speaks of no spent allowance."""
+    return c.status == 401 and not _is_quota_decision(c)
+
+
 def _is_missing_model(c: Case) -> bool:
     """A 404 or 410 that speaks of a model, or whose code does."""
     if c.status not in (404, 410):
@@ -206,7 +213,7 @@ def _is_model_refusal(c: Case) -> bool:
 
 
 def _is_bad_model(c: Case) -> bool:
-    return c.found.rule in ("model-code", "model-access", "nim-degraded") or _is_model_refusal(c)
+    return c.found.rule in ("model-code", "model-access") or _is_model_refusal(c)
 
 
 def _is_coded_model(c: Case) -> bool:
@@ -226,7 +233,7 @@ def _is_period_quota(c: Case) -> bool:
         return True
     if c.found.reason == Reason.QUOTA_EXHAUSTED and not _is_google_rate(c):
         return True
-    return signals.PERIOD_QUOTA_EXTENDED.found_in(c.text) or _is_long_window(c)
+    return signals.PERIOD_ALLOWANCE.found_in(c.text) or _is_long_window(c)
 
 
 def _is_google_rate(c: Case) -> bool:
@@ -248,7 +255,7 @@ def _is_window_rejected(c: Case) -> bool:
 
 def _is_long_window(c: Case) -> bool:
     hint = c.reading.hint
-    if hint is not None and hint.source is HintSource.BODY and hint.wait_ms >= _DAY_MS:
+    if hint is not None and hint.source is not HintSource.HEADER and hint.wait_ms >= _DAY_MS:
         return True
     return (hint is None or hint.wait_ms >= _SHORT_MS) and signals.DAY_WINDOW.found_in(c.text)
 
@@ -258,12 +265,7 @@ def _counts_on_model(c: Case) -> bool:
     model = c.reading.outcome.model.lower()
     if limit_scope(c) != MODEL:
         return False
-    return (bool(model) and model in c.text) or not _ACCOUNT_ALLOWANCE.found_in(c.text)
-
-
-_ACCOUNT_ALLOWANCE: Final = signals.SUBSCRIPTION | signals.one_of(
-    "usage limit", "usage_limit", "weekly", "session limit", "your account"
-)
+    return (bool(model) and model in c.text) or not signals.ACCOUNT_ALLOWANCE.found_in(c.text)
 
 
 def _is_limit(c: Case) -> bool:
@@ -283,7 +285,16 @@ def _is_overload(c: Case) -> bool:
         return False
     if c.status == 400:
         return c.found.rule == "configured" and signals.CAPACITY_TEXT.found_in(c.text)
-    return (c.status >= 498 or c.status == 429) and signals.OVERLOAD.found_in(c.text)
+    told = signals.OVERLOAD.found_in(c.text) or (c.status >= 498 and signals.SLOW_DOWN.found_in(c.text))
+    return told and (c.status >= 498 or c.status == 429)
+
+
+def _names_the_model(c: Case) -> bool:
+    """Load is said of one model, or of a host on which each model has machines of its own."""
+    model = c.reading.outcome.model.lower()
+    if c.reading.policy.provider.hosts_models or (model and model in c.text):
+        return True
+    return signals.MODEL_NAMED.found_in(c.text)
 
 
 def _is_busy_503(c: Case) -> bool:
@@ -297,10 +308,12 @@ def _is_overflow(c: Case) -> bool:
 
 
 def _is_output_overflow(c: Case) -> bool:
-    return c.status in (400, 422) and _OUTPUT_TOKENS.found_in(c.text)
+    return c.status in (400, 422) and signals.OUTPUT_TOKENS.found_in(c.text)
 
 
-_OUTPUT_TOKENS: Final = signals.one_of("maximum tokens you requested", "max_tokens is too large", "max_tokens: ")
+def _is_key_of_another(c: Case) -> bool:
+    """A gateway in between tells, under a 5xx of its own, that its upstream refuses the key."""
+    return c.status >= 500 and on.is_dead_credential(c.reading)
 
 
 def _always(_: Case) -> bool:
@@ -352,16 +365,22 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("model-load-failed", _says(signals.MODEL_LOAD_FAILED), MODEL, "server_error"),
     Row("plan-without-access", _says(signals.PLAN_WITHOUT_ACCESS), CONNECTION, "model_access_denied"),
     Row("never-offered", _says(signals.NEVER_OFFERED, 429), MODEL, "model_access_denied", states_wait=False),
-    Row("model-entitlement", _both(_status(400, 403), _is_entitlement), MODEL, "model_access_denied"),
+    Row(
+        "model-entitlement",
+        _either(_both(_status(400, 403), _is_entitlement), _meaning("entitlement")),
+        MODEL,
+        "model_access_denied",
+    ),
+    Row("degraded-model", _rule("nim-degraded"), MODEL, "overloaded"),
     Row("missing-model", _is_missing_model, MODEL, "model_not_found"),
     Row("refused-model", _both(_status(403), _is_bad_model), MODEL, "model_access_denied"),
     Row("unserved-model", _either(_is_bad_model, _is_coded_model), MODEL, "model_not_found"),
     # credentials
     Row("dead-credential", _is_dead_login, ACCOUNT, "auth_error", terminal="expired"),
     Row("by-dead-account", _type("account_deactivated"), ACCOUNT, "auth_error", terminal="banned"),
-    Row("weak-login", _status(401), CONNECTION, "auth_error"),
+    Row("weak-login", _is_weak_login, CONNECTION, "auth_error"),
     # limits and load
-    Row("overloaded-model", _both(_is_overload, _says(signals.MODEL_NAMED)), MODEL, "overloaded"),
+    Row("overloaded-model", _both(_is_overload, _names_the_model), MODEL, "overloaded"),
     Row(
         "overloaded-pool",
         _both(_is_overload, _both(_status(429), lambda c: limit_scope(c) == MODEL)),
@@ -387,13 +406,14 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("request-scoped", _guard("request-scoped"), NOBODY, "client_error", fallback=False),
     Row(
         "bad-request",
-        _either(_status(400, 409, 411, 414, 415, 416, 417, 422, 431), _meaning("invalid_request")),
+        _either(_status(400, 422), _meaning("invalid_request")),
         NOBODY,
         "client_error",
         fallback=False,
         states_wait=False,
     ),
     # the service
+    Row("upstream-key", _is_key_of_another, CONNECTION, "auth_error"),
     Row("server-error", lambda c: c.status >= 500 or c.status in (408, 424), PROVIDER, "server_error"),
     Row("other", _always, CONNECTION, "client_error"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from policy_service.domain.catalogue import Catalogue
@@ -42,15 +42,34 @@ def _providers(entries: Entries) -> None:
             entries.refuse(
                 (*here, "id"), Problem(join((*here, "id")), "is an alias", entry.id, "a canonical id", remedy)
             )
+        if not _is_whole_or_pattern(entry.id):
+            _refuse_name(entries, (*here, "id"), "* where no pattern has one", entry.id, "`prefix*` or `*part*`")
         for alias in entry.aliases:
-            if alias in ids or owners.get(alias, entry.id) != entry.id:
-                taken = alias if alias in ids else owners[alias]
-                problem = Problem(
-                    join((*here, "aliases")), f"already means {taken}", alias, "a free name", "leave it out"
-                )
-                entries.refuse((*here, "aliases"), problem)
+            _alias(entries, (*here, "aliases"), entry.id, alias, owners, ids)
             owners.setdefault(alias, entry.id)
         _profile(entries, index, entry.profile)
+
+
+def _alias(
+    entries: Entries, place: Location, owner: str, alias: str, owners: Mapping[str, str], ids: Collection[str]
+) -> None:
+    if "*" in owner:
+        _refuse_name(entries, place, "a pattern has no aliases", alias, "aliases of whole ids")
+    elif "*" in alias:
+        _refuse_name(entries, place, "an alias is no pattern", alias, "a whole name")
+    elif alias in ids or owners.get(alias, owner) != owner:
+        taken = alias if alias in ids else owners[alias]
+        _refuse_name(entries, place, f"already means {taken}", alias, "a free name")
+
+
+def _refuse_name(entries: Entries, place: Location, text: str, given: str, allowed: str) -> None:
+    remedy = "leave it out" if place[-1] == "aliases" else "put the * at the end, or one at each end"
+    entries.refuse(place, Problem(join(place), text, given, allowed, remedy))
+
+
+def _is_whole_or_pattern(name: str) -> bool:
+    """A name without a star, `prefix*` or `*part*` (spec/provider_catalogue.md section 1)."""
+    return "*" not in name.removeprefix("*" if name.endswith("*") else "").removesuffix("*")
 
 
 def _profile(entries: Entries, index: int, profile: Mapping[str, object]) -> None:
@@ -121,10 +140,11 @@ def _rules(entries: Entries, catalogue: Catalogue) -> None:
     """What the rule linter says: errors refuse the file, warnings are reported; unchanged built-in rules are not."""
     own = {e.id for e in entries.providers.values() if {"error_rules", "restatement"} & e.model_fields_set}
     known = {finding for finding in _builtin_findings() if finding.provider not in own}
+    by_operator, by_provider = _operator_places(entries, catalogue), _provider_places(entries)
     for finding in lint(catalogue.providers, catalogue.operator_rules):
         if finding in known:
             continue
-        place = _rule_place(entries, catalogue, finding)
+        place = by_operator.get(finding.rule_id) or by_provider.get((finding.provider, finding.rule_id), ("rules",))
         name = f"{finding.provider} {finding.rule_id}".strip()
         problem = Problem(join(place), f"rule linter: {finding.code}", name, "", finding.remedy)
         (entries.refuse if finding.level == ERROR else entries.warn)(place, problem)
@@ -135,13 +155,19 @@ def _builtin_findings() -> tuple[Finding, ...]:
     return tuple(lint(builtin_providers()))
 
 
-def _rule_place(entries: Entries, catalogue: Catalogue, finding: Finding) -> Location:
+def _operator_places(entries: Entries, catalogue: Catalogue) -> dict[str, Location]:
+    """Where each operator rule stands, by its id; the first one where an id is used twice."""
+    found: dict[str, Location] = {}
     for index, rule in zip(entries.rules, catalogue.operator_rules, strict=True):
-        if rule.id == finding.rule_id:
-            return ("rules", index)
+        found.setdefault(rule.id, ("rules", index))
+    return found
+
+
+def _provider_places(entries: Entries) -> dict[tuple[str, str], Location]:
+    """Where each rule of a provider stands, by provider and id."""
+    found: dict[tuple[str, str], Location] = {}
     for index, entry in entries.providers.items():
-        ids = {"error_rules": [r.id for r in entry.error_rules], "restatement": [r.id for r in entry.restatement]}
-        for name, listed in ids.items():
-            if entry.id == finding.provider and finding.rule_id in listed:
-                return ("providers", index, name, listed.index(finding.rule_id))
-    return ("rules",)
+        for name in ("error_rules", "restatement"):
+            for position, rule in enumerate(getattr(entry, name)):
+                found.setdefault((entry.id, rule.id), ("providers", index, name, position))
+    return found

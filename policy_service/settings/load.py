@@ -174,8 +174,9 @@ def _copied(data: Any) -> Any:
 
 
 def _unknown_flag(name: str) -> Problem:
-    hint = did_you_mean(name, server_fields()) or "see `policy-service config docs`"
-    return Problem(name, "unknown name", name, "names of the process configuration", hint, "flag --set")
+    hint = did_you_mean(name, server_fields()) or "the names are in docs/reference/configuration.md"
+    problem = Problem(name, "unknown name", name, "names of the process configuration", hint, "flag --set")
+    return _policy_hint(problem)
 
 
 def _without_secret(problem: Problem) -> Problem:
@@ -186,13 +187,15 @@ def _without_secret(problem: Problem) -> Problem:
 
 
 def _policy_hint(problem: Problem) -> Problem:
+    """A policy setting in the place of one of the process: a block of a file, or a flag with the whole name."""
     blocks = {name.partition(".")[0] for name in REGISTRY}
-    if problem.problem == "unknown key" and problem.path in blocks:
+    if problem.path in REGISTRY:
+        variable = f"{ENV_PREFIX}{problem.path.upper().replace('.', '_')}"
+    elif problem.problem == "unknown key" and problem.path in blocks:
         variable = f"{ENV_PREFIX}{problem.path.upper()}_..."
-        return replace(
-            problem, remedy=f"a policy setting: write it below settings: of the catalogue, or set {variable}"
-        )
-    return problem
+    else:
+        return problem
+    return replace(problem, remedy=f"a policy setting: write it below settings: of the catalogue, or set {variable}")
 
 
 def known_variables() -> dict[str, str]:

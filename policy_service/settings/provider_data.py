@@ -183,6 +183,9 @@ class ProviderEntry(_Strict):
     kind_thresholds: dict[Literal["rate_limit", "quota_exhausted", "transient"], KindThresholdEntry] = {}
     code_meanings: dict[str, CodeMeaning] = {}
     limits_per_model: bool = False
+    hosts_models: bool = Field(
+        default=False, description="Each model runs on machines of its own: overload is the model's, not the host's."
+    )
     naive_times_offset: Annotated[str, Field(pattern=r"^([+-][0-2][0-9]:[0-5][0-9])?$")] = ""
     usage_wall: bool = False
     queue_wait_floor_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0

@@ -43,7 +43,7 @@ forbidden-key             | Any other 403 for an API key, unless it speaks of a 
 inner-request-error       | A 5xx that in truth refuses the length of this one request.
 throttling-code           | A structured throttling code under a status that says something else.
 overload-code             | A code that the provider's entry declares as overload.
-invalid-request-code      | A code that the provider's entry declares as an invalid request.
+invalid-request-code      | A code that the provider's entry declares as an invalid or a forbidden request.
 configured                | A configured text, else the configured status (tables below), with a matching rule on top.
 capacity-status           | 413 and 529.
 quota-status-432          | 432.
@@ -83,19 +83,20 @@ output-too-long        | More output is asked for than the model gives.
 context-overflow       | The input is too long for the model.
 tool-use-failed        | The model produced a tool call that could not be read.
 region                 | The region is not served.
-client-unwelcome       | The provider serves the account, but not this kind of client.
+client-unwelcome       | The provider serves the account, but not this kind of client or not from this address.
 client-blocked         | The client program is blocked by its fingerprint, or a block page stands in front.
 retired-model          | The model or endpoint is gone for good.
 model-load-failed      | The server could not load the model.
 plan-without-access    | The plan does not include this way of use.
 never-offered          | An allowance of zero: the model is not part of this tier.
 model-entitlement      | The model is there, this account may not use it.
+degraded-model         | A 400 or 422 about a degraded function: the deployment of the model is unwell.
 missing-model          | A 404 or 410 that speaks of a model.
 refused-model          | A 403 that speaks of a model.
 unserved-model         | Another status that says that the model is not served.
 dead-credential        | A 401 or a code that says that the credential is dead.
 by-dead-account        | The error type says that the account is deactivated.
-weak-login             | Any other 401: not enough to end the credential.
+weak-login             | Any other 401 without a spent allowance: not enough to end the credential.
 overloaded-model       | Overload that blames one model.
 overloaded-pool        | Overload under 429 where the provider counts per model.
 overloaded             | Overload of the provider, or an empty 503 that states a wait.
@@ -107,7 +108,8 @@ forbidden              | A 403 that says that the account is forbidden.
 refused-key            | Any other 403.
 by-guard               | About this one request, by code, below 500.
 request-scoped         | About this one request, by code, under a 5xx.
-bad-request            | The request is wrong.
+bad-request            | A 400, a 422 or a code of an invalid request: the request is wrong.
+upstream-key           | A gateway in between tells, under a 5xx, that its upstream refuses the key.
 server-error           | Any other 5xx, 408 and 424.
 other                  | Everything else.
 """)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from zoneinfo import ZoneInfo
 
@@ -101,9 +102,14 @@ _PARTICULAR: Mapping[str, Callable[[object], Iterator[str]]] = {
 }
 
 
+_PLAIN = re.compile(r"\s*(-?[0-9]+|true|false)\s*", re.IGNORECASE)
+
+
 def _retype(spec: SettingSpec, value: object) -> str:
-    if spec.kind in ("int", "bool") and isinstance(value, str):
+    if spec.kind in ("int", "bool") and isinstance(value, str) and _PLAIN.fullmatch(value):
         return "write it without quotes"
+    if spec.kind in ("text", "choice"):
+        return "write one text with commas" if isinstance(value, (list, tuple)) else "put it in quotes"
     return "write a whole number" if spec.kind == "int" else "correct the value, or null to take it back"
 
 

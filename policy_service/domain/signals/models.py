@@ -32,15 +32,16 @@ OVERLOAD = one_of(
     "modelnotready",
     "model is not ready",
     "tier capacity exceeded",
+    "capacity temporarily exceeded",
+    "loading model",
     "capacity_exceeded",
     "maximum pending requests",
     "queue_exceeded",
-    "slow down",
-    "slow_down",
     "too busy",
     "服务器繁忙",
     "无可用渠道",
     "请求过载",
+    "is saturated",
     "overload",
     "overloaded",
     "no capacity",
@@ -64,8 +65,28 @@ OVERLOAD = one_of(
     "负载过高",
     "系统繁忙",
     "访问量过大",
+    "服务繁忙",
+    "system capacity",
+    "scaled to zero",
+    "scaling_up",
+    "is scaling up",
+    "überlastet",
+    "sobrecargad",
+    "surchargé",
+    "перегружен",
+    "перевантажен",
+    "混み合って",
+    "과부하",
 )
+SLOW_DOWN = one_of("slow down", "slow_down", "too many connections", "service is busy", "currently busy")
+"""Load where the service itself fails; beside a 429 only what one caller is told."""
 CONTENT_POLICY = one_of(
+    "censorship_blocked",
+    "sensitive words",
+    "sensitive_words",
+    "outputted is blocked",
+    "policy_violation",
+    "request has been flagged",
     "content moderation",
     "content_moderation",
     "was flagged for",
@@ -102,6 +123,8 @@ CONTENT_POLICY = one_of(
     "violates our usage policies",
     "usage policy violation",
     "contains prohibited",
+    "content-blocked",
+    "content_blocked",
     "不安全或敏感内容",
     "敏感内容",
     "违规内容",
@@ -118,6 +141,8 @@ MODEL_NAMED = Family(
         "that model is",
         "this model is",
         "selected model",
+        "loading model",
+        "model service",
         "for model",
         "engine is currently overloaded",
         "engine_overloaded",
@@ -125,13 +150,19 @@ MODEL_NAMED = Family(
         "model_capacity_exhausted",
         "capacity on this model",
         "当前分组上游负载",
+        "load of the current group",
     ),
-    patterns=(re.compile(r"\bmodel [`'\"]?[\w./:-]+[`'\"]? (?:is|has)\b"),),
+    patterns=(
+        re.compile(r"\bmodel [`'\"]?[\w./:-]+[`'\"]? (?:is|has)\b"),
+        re.compile(r"/[\w.:-]{2,80} is (?:currently |temporarily )?(?:over|at|out of) capacity"),
+    ),
 )
 """The text blames one model, not the whole provider."""
+_NO_MODEL = r"(?!user|your|this|key|token|request|[rt]p[md]\b)"
 RATE_OF_MODEL = Family(
     patterns=(
-        re.compile(r"(?:rate limit (?:reached|exceeded)|limited) for (?!user|your|this|key|token)[`'\"]?[\w./:-]{2,}"),
+        re.compile(r"rate limit for this model"),
+        re.compile(rf"(?:rate limit (?:reached|exceeded)|limited) for {_NO_MODEL}[`'\"]?[\w./:-]{{2,}}"),
     )
 )
 """A rate limit that is stated for one model."""
@@ -140,6 +171,11 @@ MODEL_ENTITLEMENT = Family(
         "not allowed to sample from this model",
         "bedrock:invokemodel",
         "access to model denied",
+        "access to the requested model",
+        "model access denied",
+        "model_permission_blocked",
+        "model_terms_required",
+        "requires terms acceptance",
         "accessdenied.unpurchased",
         "not authorized to access this model",
         "not authorized to use this model",
@@ -164,6 +200,9 @@ MODEL_ENTITLEMENT = Family(
         "requires a paid plan",
         "upgrade for access",
         "无权访问",
+        "no access to model",
+        "non-serverless model",
+        "not support model",
     )
 )
 """The model or feature exists, this account may not use it."""
@@ -175,7 +214,14 @@ FEATURE_ENTITLEMENT = one_of(
 NEVER_OFFERED = Family(patterns=(re.compile(r"\blimit: 0\b(?![.\d])"),))
 """An allowance of zero: the model is not part of this tier."""
 MODEL_LOAD_FAILED = one_of(
-    "failed to load model", "requires more system memory", "cuda out of memory", "model failed to load"
+    "failed to load model",
+    "requires more system memory",
+    "out of memory",
+    "model failed to load",
+    "model has crashed",
+    "model has unloaded or crashed",
+    "waiting for llama runner",
+    "runner process has terminated",
 )
 TOOL_USE_FAILED = one_of("tool_use_failed", "failed to call a function")
 

@@ -113,9 +113,39 @@ PERIOD_QUOTA_EXTENDED = Family(
         "limits will reset at",
         "limit will reset at",
         "individual_quota",
+        "individual quota reached",
+        "quota_exhausted",
+        "free trial quota",
+        "out of extra usage",
+        "draw from your extra usage",
+        "monthly included credits",
+        "spending cap",
+        "monthly spending limit",
+        "reached its spending limit",
+        "reached its spend limit",
+        "reached your spend limit",
+        "reached your spending limit",
+        "使用额度已用完",
+        "使用额度已用尽",
     ),
+    near=(("exceeded", "usage quota", 24),),
 )
 """A share of use that comes back by itself: hours to months, never a dead account."""
+PERIOD_ALLOWANCE = PERIOD_QUOTA_EXTENDED | SUBSCRIPTION
+ACCOUNT_ALLOWANCE = SUBSCRIPTION | one_of(
+    "usage limit",
+    "usage_limit",
+    "usage quota",
+    "call volume quota",
+    "weekly",
+    "session limit",
+    "your account",
+    "spending cap",
+    "spend limit",
+    "spending limit",
+    "you have no quota",
+)
+"""A spent allowance that the whole account has, whatever model it was asked for."""
 PER_DAY_METRIC = one_of("per_day", "perday", "per day")
 DAY_WINDOW = Family(
     phrases=(
@@ -132,6 +162,8 @@ DAY_WINDOW = Family(
         "bymodelbyday",
         "tpd rate limit",
         "per month",
+        "/ month",
+        "/ day",
         "monthly",
         "per week",
         "weekly",

@@ -55,15 +55,35 @@ OVERFLOW_CERTAIN = Family(
         "超出模型长度",
         "上下文长度超",
         "prompt 超长",
+        "上下文过长",
+        "greater than the context length",
+        "maximum model length",
+        "payload size exceeds",
+        "prompt tokens too long",
+        "max input characters",
+        "model only supports up to",
+        "max_seq_len",
+        "输入长度超过",
+        "超过了该模型的最大上下文",
+        "超出最大上下文",
     ),
     near=(
         ("input length", "exceeds the maximum length", 24),
         ("input token count", "exceeds the maximum", 24),
         ("expected maxlength", "actual", 24),
         ("prompt token count", "exceeds the limit", 24),
+        ("context window", "exceed", 24),
     ),
 )
 """Wordings that name the length of this very request; believed under any status."""
+OUTPUT_TOKENS = Family(
+    phrases=("maximum tokens you requested", "max_tokens is too large", "max_tokens: ", "range of max_tokens"),
+    near=(
+        ("max_tokens", "must be less than", 24),
+        ("max_tokens", "valid range", 24),
+    ),
+)
+"""The answer that is asked for is longer than the model writes; another one may write that much."""
 TOO_LARGE_FOR_LIMIT = Family(
     phrases=("the input or output tokens must be reduced", "request too large for "),
     patterns=(re.compile(r"used 0, requested"),),
@@ -123,9 +143,13 @@ MODEL_UNSERVED_EXTENDED = one_of(
     "on-demand throughput",
     "no endpoints found",
     "unable to access model",
+    "does not work with the specified model",
     "requested entity was not found",
     "模型不存在",
     "no such model",
+    "not supported model",
+    "is not servable",
+    "specified version does not exist",
     "no model named",
     "unknown model",
 )
@@ -168,7 +192,7 @@ MODEL_CODES_EXTENDED = frozenset(
         "model_unavailable",
         "model_decommissioned",
         "invalidendpointormodel.notfound",
-        "modelnotopen",
+        "invalidendpoint.closedendpoint",
         "unsupported_model",
         "model_not_exist",
     }
@@ -219,6 +243,7 @@ LOCAL_FAULT = Family(
     lines=(("spawn", "enoent"), ("spawn", "eacces"), ("spawn", "epipe")),
 )
 REQUEST_RESOURCE = Family(
+    phrases=("no such file object",),
     near=tuple(
         (noun, said, 160)
         for noun in ("file", "item", "response", "upload", "vector store", "vector_store")
