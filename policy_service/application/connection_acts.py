@@ -6,6 +6,7 @@ Each act that sets old evidence aside raises a generation and leaves a fact with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -164,8 +165,18 @@ def grant_lock_probe(
     return permits[0]
 
 
+def free_early_probe(book: StateBook, place: Place, permit_id: str) -> None:
+    """Free a permit whose call told nothing about connection and model, or was never made (guards.md section 7)."""
+    row = book.get(ConnectionState, place.provider, place.connection)
+    if early_probe.holds(row.early_probe, permit_id):
+        book.put(replace(row, early_probe=None))
+    for lock in lockout.lock_rows(book, place) if permit_id and place.model else ():
+        if early_probe.holds(lock.early_probe, permit_id):
+            book.put(replace(lock, early_probe=None))
+
+
 def _grant(block: Block, policy: ConnectionPolicy, permit_id: str, now: Instant) -> EarlyProbe | None:
-    ttl: DurationMs = policy.breaker.reset_timeout_ms
+    ttl: DurationMs = math.ceil(policy.breaker.reset_timeout_ms)
     return early_probe.grant(block, policy.early_probe, now, permit_id, ttl)
 
 

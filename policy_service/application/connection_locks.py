@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policy_service.application.connection_case import Attempt
-from policy_service.domain import early_probe, lockout
+from policy_service.domain import early_probe, lockout, lockout_pool
 from policy_service.domain.decision_record import DecisionRecord, Hint
 from policy_service.domain.facts import FactLog
 from policy_service.domain.ids import SERVER_STATED, DurationMs
@@ -46,7 +46,7 @@ class LockWriter:
         if self.attempt.breaker_blocks or self.cause:
             return NO_KEYS
         before = self._row(evidence)
-        trial = early_probe.holds(before.early_probe, self.attempt.permit_id)
+        trial = self._is_tested(before)
         if trial:
             after = self._failed_trial(before, evidence)
         else:
@@ -65,6 +65,18 @@ class LockWriter:
         """Let a lock that stands know of a failure that another mechanism has taken."""
         if not self.cause:
             self.book.put(lockout.heard(self._row(evidence), self.attempt.at))
+
+    def settle_probe(self) -> None:
+        """The test of a long lock has failed, at whichever key its failure was written, if at any."""
+        for row in lockout.lock_rows(self.book, self.place):
+            if row.early_probe is not None and self._is_tested(row):
+                heard = lockout.heard(row, self.attempt.at)
+                self.book.put(replace(heard, early_probe=early_probe.failed(row.early_probe)))
+
+    def _is_tested(self, row: ModelLockState) -> bool:
+        """The outcome is that of the row's early probe, also where another writer has settled that already."""
+        permit = row.early_probe
+        return permit is not None and bool(permit.id) and permit.id == self.attempt.permit_id
 
     def _row(self, evidence: LockEvidence) -> ModelLockState:
         _, key = lockout.key_written(evidence, self.place)
@@ -135,16 +147,18 @@ def lock_for_pool(
         outcome: after restatement, provider canonical.
         hint: parsed hint, whether or not the profile honours hints.
         record: decision of the failure.
-        request_scoped: a local guard said that the request is to blame; only `combo_target_timeout` locks then.
+        request_scoped: the request is to blame; only `combo_target_timeout` and a 400 about a model that the provider
+            counts by itself lock then.
         about_model: a 400 says that the provider does not serve this model.
         already: keys at which the failure algorithm has counted this outcome.
     """
-    excused = request_scoped and outcome.code.lower() != "combo_target_timeout"
+    blames_model = about_model or record.rule_scope == "model"
+    scoped_400 = outcome.status == 400 and policy.counts_per_model and blames_model
+    excused = request_scoped and outcome.code.lower() != "combo_target_timeout" and not scoped_400
     if not outcome.pool_attempt or excused or not outcome.model or outcome.status is None:
         return NO_KEYS
-    scoped_400 = policy.counts_per_model and (about_model or record.rule_scope == "model")
     wait, source = (hint.wait_ms, str(hint.source)) if hint else (0, "")
-    evidence = lockout.pool_evidence(outcome.status, wait, source, scoped_400, policy.lockout)
+    evidence = lockout_pool.pool_evidence(outcome.status, wait, source, scoped_400, policy.lockout)
     if evidence is None:
         return NO_KEYS
     place = Place(outcome.provider, outcome.connection, outcome.model, policy.provider)
@@ -160,27 +174,19 @@ def decay_locks(
     facts: FactLog,
     first_output_ms: DurationMs | None = None,
 ) -> Decay:
-    """Halve every counter of the target; a late first output is an event of its exact key instead."""
+    """Halve every counter of the target. A late first output is an event of its exact key besides, and lifts no lock
+    that stands there without a count."""
     before = lockout.lock_rows(book, place)
     slow = policy.lockout.slow_first_output
     watched = slow.enabled and first_output_ms is not None
     for row in before:
-        after = row
-        if watched and row.key_kind == EXACT and first_output_ms is not None:
-            after = _timed(row, place, first_output_ms, attempt, policy)
-        if after == row or first_output_ms is None or first_output_ms <= slow.threshold_ms or not watched:
-            after = lockout.decayed(after, attempt.started_at)
+        is_timed = watched and row.key_kind == EXACT
+        is_late = is_timed and (first_output_ms or 0) > slow.threshold_ms
+        after = row if is_late and not row.failure_count else lockout.decayed(row, attempt.started_at)
+        if is_timed and lockout.is_fresh(row, attempt.started_at):
+            after = lockout.note_first_output(replace(after, model=place.model), first_output_ms or 0, attempt.at, slow)
         _put_success(book, row, after, attempt, facts)
     return lockout.decay_report(before, lockout.lock_rows(book, place))
-
-
-def _timed(
-    row: ModelLockState, place: Place, first_output_ms: DurationMs, attempt: Attempt, policy: ConnectionPolicy
-) -> ModelLockState:
-    if not lockout.is_fresh(row, attempt.started_at):
-        return row
-    named = replace(row, model=place.model)
-    return lockout.note_first_output(named, first_output_ms, attempt.at, policy.lockout.slow_first_output)
 
 
 def _put_success(

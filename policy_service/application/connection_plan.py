@@ -36,7 +36,6 @@ __all__ = [
     "ConnectionAnswer",
     "SuccessAnswer",
     "fail_connection",
-    "release_early_probe",
     "rotation_failures",
     "succeed_connection",
 ]
@@ -135,15 +134,6 @@ def succeed_connection(
     return SuccessAnswer(cleared, decay, causes)
 
 
-def release_early_probe(book: StateBook, outcome: Outcome, permit_id: str) -> bool:
-    """Free an early-probe permit whose call told nothing about the connection (guards.md section 7)."""
-    row = book.get(ConnectionState, outcome.provider, outcome.connection)
-    if not early_probe.holds(row.early_probe, permit_id):
-        return False
-    book.put(replace(row, early_probe=None))
-    return True
-
-
 def rotation_failures(book: StateBook, outcome: Outcome, policy: ConnectionPolicy, at: Instant) -> int:
     """Failures like this one within the rotation window, this one included: input of the classification."""
     row = book.get(ConnectionState, outcome.provider, outcome.connection)
@@ -169,6 +159,7 @@ def _settle_model(book: StateBook, plan: Plan, locks: LockWriter) -> None:
         limit_pool(book, locks.place, locks.attempt.at, plan.pool_ms, locks.facts)
     if plan.blames_pool:
         hear_pool(book, locks.place, locks.attempt.at)
+    locks.settle_probe()
 
 
 def _write_connection(book: StateBook, case: Case, plan: Plan, attempt: Attempt, facts: FactLog) -> None:
@@ -211,7 +202,7 @@ def _with_error(row: ConnectionState, case: Case, plan: Plan) -> ConnectionState
     fields = cooldown.ErrorFields(
         error=cooldown.excerpt(outcome.message or outcome.text) or f"status {case.status}",
         type=case.error_type or plan.reason,
-        source=outcome.origin or "upstream",
+        source=outcome.origin or "upstream" if plan.errors is Errors.FULL else row.last_error_source,
         code=str(case.status),
         at=case.at if plan.errors is Errors.FULL else None,
     )

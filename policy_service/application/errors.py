@@ -133,6 +133,21 @@ class OverloadedError(PolicyError):
     default_reason = "TOO_MANY_CALLS"
 
 
+class SpoolRefusalError(OverloadedError):
+    """A report can be kept nowhere: the store is away and the spool takes no more.
+
+    Args:
+        cause: what is full.
+        retry_after_ms: after so long the report is worth another try.
+    """
+
+    default_reason = "SPOOL_FULL"
+
+    def __init__(self, cause: str, *, reason: str = "", retry_after_ms: DurationMs | None = 1_000) -> None:
+        remedy = "bring the database back, or raise spool.max_bytes; keep the report and send it again"
+        super().__init__(f"the report was not taken: {cause}; {remedy}", reason=reason, retry_after_ms=retry_after_ms)
+
+
 class StoreLostError(PolicyError):
     """A hard mechanism needs the store, which is away."""
 

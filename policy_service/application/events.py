@@ -89,6 +89,11 @@ class OutcomeEvent:
         """Instant by which a success is judged stale for the breaker (fleet.md section 3)."""
         return self.started_at if self.first_byte_at is None else self.first_byte_at
 
+    @property
+    def bears_permit(self) -> bool:
+        """Does the report end a probe? Only the locked rows say whether its permit still has a say."""
+        return bool(self.probes or self.early_probe)
+
 
 def fold_order(event: OutcomeEvent) -> tuple[Instant, str]:
     """Order of events within one transaction (fleet.md section 2)."""

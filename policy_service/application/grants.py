@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from policy_service.application.admission_plan import acquire_early, admission_scope
+from policy_service.application.call_ids import call_id
+from policy_service.application.connection_acts import free_early_probe
 from policy_service.application.gate_loads import GateLoads
 from policy_service.application.granted import Granted
 from policy_service.application.messages import PermitGrant, PermitKind, PermitRef, PermitUse, SelectRequest
@@ -24,6 +26,7 @@ from policy_service.application.view import View
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.exclusions import Exclusion
 from policy_service.domain.ids import DurationMs, Instant, Target
+from policy_service.domain.lockout import Place
 from policy_service.domain.pool_guard import PanicPermit, PanicState, give_panic_back, take_panic
 from policy_service.domain.state import StateBook
 
@@ -159,7 +162,12 @@ class Grants:
         def run(book: StateBook, now: Instant, _known: object) -> UnitResult[EarlyProbe | None]:
             return UnitResult(acquire_early(book, target, now, policy, permit_id))
 
-        committed = await self._try(Unit(admission_scope(target), run))
+        def undo(book: StateBook, _now: Instant, _known: object) -> UnitResult[None]:
+            free_early_probe(book, Place(*target, policy.provider), permit_id)
+            return UnitResult(None)
+
+        scope = admission_scope(target)
+        committed = await self._take(request, Unit(scope, run), Unit(scope, undo))
         if committed is None or committed.value is None:
             return None
         permit = committed.value
@@ -179,7 +187,9 @@ class Grants:
             book.put(state)
             return UnitResult(permit)
 
-        committed = await self._try(Unit(Scope(frozenset({guard})), run))
+        committed = await self._take(
+            request, Unit(Scope(frozenset({guard})), run), _panic_ended(guard, request.request_id)
+        )
         if committed is None or committed.value is None:
             return None
         permit = committed.value
@@ -188,12 +198,24 @@ class Grants:
 
     def end_panic(self, gate: str, permit_id: str) -> None:
         """The panic call is over; in the background."""
+        self.in_background(self._try(_panic_ended(gate, permit_id), GIVE_BACK_MS))
 
-        def run(book: StateBook, _now: Instant, _known: object) -> UnitResult[None]:
-            book.put(give_panic_back(book.get(PanicState, gate), permit_id))
-            return UnitResult(None)
+    async def _take(self, request: SelectRequest, unit: Unit[T | None], undo: Unit[None]) -> Committed[T | None] | None:
+        """Run an optional unit. What a caller that hangs up meanwhile was granted goes back. A repetition of a call may
+        have been given the same: then the unit merely ends with its caller, and what it had committed by time."""
+        if request.is_retry_safe:
+            return await self._try(unit)
+        task = asyncio.ensure_future(self._try(unit))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.in_background(self._undone(task, undo))
+            raise
 
-        self.in_background(self._try(Unit(Scope(frozenset({gate})), run), GIVE_BACK_MS))
+    async def _undone(self, task: asyncio.Future[Committed[T | None] | None], undo: Unit[None]) -> None:
+        committed = await task
+        if committed is not None and committed.value is not None:
+            await self._try(undo, GIVE_BACK_MS)
 
     async def _try(self, unit: Unit[T], timeout_ms: DurationMs | None = None) -> Committed[T] | None:
         """Run an optional unit; None where the store does not answer in time."""
@@ -225,9 +247,14 @@ class Grants:
         await asyncio.gather(*self._background, return_exceptions=True)
 
 
+def _panic_ended(gate: str, permit_id: str) -> Unit[None]:
+    def run(book: StateBook, _now: Instant, _known: object) -> UnitResult[None]:
+        book.put(give_panic_back(book.get(PanicState, gate), permit_id))
+        return UnitResult(None)
+
+    return Unit(Scope(frozenset({gate})), run)
+
+
 def _call_id(request: SelectRequest) -> str:
-    """Id of this call among those of one client request: a repeated call finds its own permit, the next call after a
-    wait or a failed attempt asks anew."""
     waits = request.previous.waited.attempts if request.previous else 0
-    tried = len(request.earlier_attempts)
-    return f"{request.request_id}#{waits}.{tried}" if waits or tried else request.request_id
+    return call_id(request.request_id, waits, len(request.earlier_attempts))

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from policy_service.application import permit_acts, start_slots
 from policy_service.application import permit_work as work
@@ -80,6 +81,8 @@ class Permits:
         self._tending: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._giving_back = GivingBack(monotonic_ms, pause)
+        self._gone: WeakValueDictionary[tuple[str, tuple[str, ...]], Waiter] = WeakValueDictionary()
+        """Callers that left, by request and gates, until they come again."""
         self._beat_at = 0.0
         self._end_subscription: Callable[[], Awaitable[None]] | None = None
         self.loads = GateLoads(store, monotonic_ms)
@@ -134,6 +137,7 @@ class Permits:
     async def _acquire(self, ask: PermitAsk) -> PermitOutcome:
         began = self._monotonic_ms()
         waiter = self._line.join(ask.request_id, ask.passage)
+        self._gone.pop(waiter.place, None)
         entering = asyncio.ensure_future(self._enter(ask))
         try:
             outcome = await asyncio.shield(entering)
@@ -176,17 +180,18 @@ class Permits:
     def _abandon(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> None:
         """Nobody takes the answer: withdraw the ticket, or give the grant back, once the acquire is through."""
         if self._line.leave(waiter):
+            self._gone[waiter.place] = waiter
             attempt = self._withdrawal(waiter, entering)
             self._giving_back.insist(attempt, RELEASE_MS, f"the place in line of request {waiter.request_id}")
 
     def _withdrawal(self, waiter: Waiter, entering: asyncio.Future[PermitOutcome]) -> Attempt:
-        """Attempts to withdraw what `entering` takes; over as soon as the caller comes again."""
+        """Attempts to withdraw what `entering` takes; over as soon as the caller comes again for the same gates."""
         looks = 0
 
         async def attempt() -> bool:
             nonlocal looks
             await asyncio.wait({entering})
-            if waiter.request_id in self._line.ids:
+            if self._gone.get(waiter.place) is not waiter:
                 return True
             found = await self.cancel(waiter.request_id, keys=waiter.passage.keys)
             looks += 1
@@ -226,12 +231,10 @@ class Permits:
         """Withdraw a request wherever it waits, or give back what it holds.
 
         Args:
-            keys: gates that its permits must be of; empty: any.
+            keys: all the gates that the permits of this one call must be of; empty: whatever any call of the client
+                request has, in any gate.
         """
-        found = list(await self._store.permits_of(request_id, keys, timeout_ms=WITHDRAW_MS))
-        if not keys:
-            found += await self._store.permits_of(f"{request_id}{start_slots.START}", (), timeout_ms=WITHDRAW_MS)
-        return await self.release(found)
+        return await self.release(await self._store.permits_of(request_id, keys, timeout_ms=WITHDRAW_MS))
 
     async def _change(self, permit_id: str, run: Callable[..., PermitChange]) -> PermitChange:
         return (await self._run(PermitUnit(run, permit_id=permit_id), self._store_ms)).value

@@ -114,7 +114,8 @@ class PermitStore(Protocol):
         ...
 
     async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
-        """Ids of the permits of a request in the gates named, ended ones included; no gates: in any."""
+        """Ids of the permits of one call in exactly these gates, ended ones included; no gates: those of every call of
+        the client request (`call_ids`), in any gate."""
         ...
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:

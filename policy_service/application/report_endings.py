@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from policy_service.application.grants import PANIC, Grants
 from policy_service.application.managed_selection import LeaseReports
-from policy_service.application.messages import ReportRequest
+from policy_service.application.messages import DecisionToken, ReportRequest
 from policy_service.application.permit_gates import queue_key
 from policy_service.application.permit_work import ids_of
 from policy_service.application.permits import Permits
@@ -108,6 +108,10 @@ class Endings:
         if not request.extras.end_lease:
             return NO_LEASE
         return LeaseEnd(*await self._leases.end(request))
+
+    def heard(self, token: DecisionToken, served: Target, now: Instant) -> None:
+        """A success of a decision without a pin: route stickiness hears of it."""
+        self._stickiness.reported(token.decision_id, served, now, is_success=True)
 
     def affinity(self, request: ReportRequest, served: Target, result: ReportResult | None, now: Instant) -> str:
         """What becomes of the session pin: `kept`, `refreshed`, `evicted`, or empty without one; route stickiness hears

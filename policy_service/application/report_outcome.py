@@ -1,16 +1,18 @@
 """ReportOutcome: what came back, what it means, what to do next (spec/README.md, order for one outcome).
 
 A failure is folded into the view at once and committed in a group; the answer waits for the commit within its
-budget. A success that can change nothing is answered from memory and never reaches the database.
+budget. A success that can change nothing is answered from memory and never reaches the database. One that bears a
+permit is never judged from memory: the row of its grant may not have reached this replica's view.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from policy_service.application.commit import GroupedCommit, Reported
-from policy_service.application.errors import FieldProblem, InvalidRequestError, OverloadedError
+from policy_service.application.errors import FieldProblem, InvalidRequestError, SpoolRefusalError
 from policy_service.application.events import OutcomeEvent, ProbeRef
 from policy_service.application.fallback_stale import FALLBACK_STALE, is_fallback_stale
 from policy_service.application.freshness import Freshness
@@ -20,6 +22,7 @@ from policy_service.application.messages import (
     ActionKind,
     DecisionToken,
     EndKind,
+    HeardSuccess,
     ReportAnswer,
     ReportRequest,
     TokenTarget,
@@ -32,6 +35,7 @@ from policy_service.application.report_result import Preview, ReportResult, fold
 from policy_service.application.successes import SuccessRing, Waiting
 from policy_service.application.usage_wall import UsageWall, action_of
 from policy_service.application.view import View
+from policy_service.domain.breaker import split_name
 from policy_service.domain.error_types import breaker_kind, reason_label
 from policy_service.domain.ids import ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.outcome import CallKind, Origin, Outcome
@@ -72,7 +76,7 @@ class ReportOutcome:
         self._view = view
         self._clock = clock
         self._commit = commit
-        self._successes: SuccessRing[tuple[ReportRequest, Instant]] = SuccessRing(view, self._apply_held)
+        self._successes: SuccessRing[tuple[Callable[[], ReportRequest], Instant]] = SuccessRing(view, self._apply_held)
         self._freshness = freshness
         self._replica = replica
         self.ignored: Counter[str] = Counter()
@@ -93,12 +97,25 @@ class ReportOutcome:
         self._hold(request, target.target, now)
         return self._success(request, target, now)
 
+    def heard_now(self, success: HeardSuccess) -> bool:
+        """`report_now` of a success that wants no answer; False where `report` must be awaited."""
+        token, target = success.token, success.target
+        if token.probes or token.permits or token.pin or self._view.provider_rows(target.provider) is not None:
+            return False
+        if all(known.target != target for known in token.targets):
+            return False
+        now = self._clock.now()
+        response_at = min(now, token.started_at + success.attempt_offset_ms + success.first_byte_ms)
+        self._successes.hold(Waiting(target, response_at, now, (success.request, now)))
+        self._endings.heard(token, target, now)
+        return True
+
     async def report(self, request: ReportRequest) -> ReportAnswer:
         """Answer one report; a failure waits for its commit within the budget.
 
         Raises:
             InvalidRequestError: the served target is none of the token's.
-            OverloadedError: the bounds of unstored reports are reached; nothing was recorded.
+            SpoolRefusalError: the bounds of unstored reports are reached; nothing was recorded.
         """
         now = self._clock.now()
         target = self._served(request)
@@ -109,7 +126,7 @@ class ReportOutcome:
         is_repeated = self._commit.knows(event.event_id)
         if not is_repeated and is_fallback_stale(request, target, self._view, event.started_at):
             self.ignored[FALLBACK_STALE] += 1
-        if event.outcome.is_success and not is_repeated:
+        if event.outcome.is_success and not is_repeated and not event.bears_permit:
             changes, causes = self._tried(event)
             if not changes:
                 self._hold(request, target.target, now)
@@ -118,7 +135,7 @@ class ReportOutcome:
             reported = await self._commit.report(event)
             reported = await self._wall.settle(event, reported, self._commit)
         except SpoolFullError as error:
-            raise OverloadedError(str(error)) from error
+            raise SpoolRefusalError(str(error)) from error
         return self._answer(request, target, reported, lease, now)
 
     def preview(self, request: ReportRequest, at: Instant) -> Preview:
@@ -166,10 +183,11 @@ class ReportOutcome:
         started = _started_at(request, now)
         first_byte = _first_byte_at(request, started, now)
         response_at = started if first_byte is None else first_byte
-        self._successes.hold(Waiting(target, response_at, now, (request, now)))
+        self._successes.hold(Waiting(target, response_at, now, (lambda: request, now)))
 
-    def _apply_held(self, held: tuple[ReportRequest, Instant]) -> None:
-        request, at = held
+    def _apply_held(self, held: tuple[Callable[[], ReportRequest], Instant]) -> None:
+        made, at = held
+        request = made()
         try:
             event = self._event(request, self._served(request), at)
             if self._tried(event)[0]:
@@ -339,7 +357,7 @@ def _probes(token: DecisionToken | None, target: Target, final: bool) -> tuple[P
         return ()
     if final:
         return token.probes
-    return tuple(p for p in token.probes if p.breaker_key.partition("::conn::")[0] == target.provider)
+    return tuple(p for p in token.probes if split_name(p.breaker_key)[0] == target.provider)
 
 
 def _early_probe(token: DecisionToken | None, target: Target) -> str:

@@ -16,20 +16,20 @@ from policy_service.application.breaker_plan import (
     fold_breaker,
     target_blocked,
 )
+from policy_service.application.connection_acts import free_early_probe
 from policy_service.application.connection_locks import LockWriter, lock_for_pool
 from policy_service.application.connection_plan import (
     Attempt,
     ConnectionAnswer,
     SuccessAnswer,
     fail_connection,
-    release_early_probe,
     rotation_failures,
     succeed_connection,
 )
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.ports import Scope
 from policy_service.application.report_meaning import Meaning, meaning_of, named_outcome
-from policy_service.domain import early_probe, lockout, provider_cooldown
+from policy_service.domain import provider_cooldown
 from policy_service.domain.breaker import split_name
 from policy_service.domain.breaker_probe import Verdict
 from policy_service.domain.classification import classify_reading, resolve
@@ -51,6 +51,8 @@ REQUEST_RULES = frozenset(
     {"parameter", "malformed", "overflow", "model-access", "model-code", "inner-request-error", "bad-request"}
 )
 """Pipeline rules that blame the request itself; no mechanism but the answer takes note of them."""
+_EXCUSED_IN_POOLS = REQUEST_RULES - {"bad-request"}
+"""A 400 that says nothing of itself locks a model where the operator has listed its status (model_lockout.md 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ def _fold_connection(
         report.policy,
         attempt,
         report.facts,
+        request_scoped=found.rule in _EXCUSED_IN_POOLS,
         about_model=provider_does_not_serve(report.outcome),
         already=answer.locked,
     )
@@ -251,7 +254,7 @@ def _fold_connection(
 
 def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, reading: Reading) -> None:
     """The evaluation ends, save for a target timeout in the pool lockout; an early probe told nothing."""
-    _release_early_probes(report)
+    free_early_probe(report.book, Place(*report.event.target, report.policy.provider), report.event.early_probe)
     outcome = report.outcome
     if guard == FREE_TIER_REMOVED and outcome.connection and outcome.model:
         place = Place(*report.event.target, report.policy.provider)
@@ -270,17 +273,6 @@ def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, rea
         report.facts,
         request_scoped=bool(guard),
     )
-
-
-def _release_early_probes(report: _Report) -> None:
-    """A test that told nothing frees its permit at once, on the connection and on the locks of the model."""
-    book, outcome, permit = report.book, report.outcome, report.event.early_probe
-    release_early_probe(book, outcome, permit)
-    if not permit or not outcome.model:
-        return
-    for row in lockout.lock_rows(book, Place(*report.event.target, report.policy.provider)):
-        if early_probe.holds(row.early_probe, permit):
-            book.put(replace(row, early_probe=None))
 
 
 def _record_provider_cooldown(report: _Report, found: Classification) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from policy_service.application.call_ids import start_id
 from policy_service.application.permit_work import QUEUE_SATURATED, Passage, PermitAsk, PermitOutcome
 from policy_service.domain.gates import Gate
 from policy_service.domain.ids import DurationMs
@@ -12,16 +13,13 @@ from policy_service.domain.permits import PermitCode
 from policy_service.domain.queue_admission import HTTP_STATUS as QUEUE_STATUS
 from policy_service.domain.queue_admission import QueueCode
 
-START = "@start"
-"""Ends the request id of the wait for a start slot."""
-
 
 def start_slot(ask: PermitAsk, gate: Gate) -> PermitAsk:
     """The wait for the provider's start slot on behalf of an ask, inside its budget."""
     longest = ask.passage.timeout_ms
     budget_ms = longest if ask.timeout_ms is None else min(ask.timeout_ms, longest)
     slot = Passage((gate,), timeout_ms=longest, revision=ask.passage.revision)
-    return replace(ask, passage=slot, request_id=f"{ask.request_id}{START}", timeout_ms=budget_ms)
+    return replace(ask, passage=slot, request_id=start_id(ask.request_id), timeout_ms=budget_ms)
 
 
 def after_start_slot(ask: PermitAsk, waited_ms: DurationMs) -> PermitAsk:

@@ -87,6 +87,8 @@ class RouteStickiness:
     def reported(self, decision_id: str, target: Target, now: Instant, *, is_success: bool) -> None:
         """An attempt of the decision ended."""
         key = self._decisions.get(decision_id)
+        if key is None:
+            return
         if is_success:
             self._targets.record(key, _name(target), now)
         else:

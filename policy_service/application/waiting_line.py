@@ -18,12 +18,17 @@ Verdict = PermitRow | PermitRefusal
 class Waiter:
     """One call. Two calls of one request id (a caller that repeats itself) are two waiters of one ticket."""
 
-    __slots__ = ("passage", "request_id", "verdict")
+    __slots__ = ("__weakref__", "passage", "request_id", "verdict")
 
     def __init__(self, request_id: str, passage: Passage) -> None:
         self.request_id = request_id
         self.passage = passage
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+
+    @property
+    def place(self) -> tuple[str, tuple[str, ...]]:
+        """What tells its ticket from those of the request for other targets."""
+        return self.request_id, self.passage.keys
 
     def tell(self, verdict: Verdict) -> None:
         """End the wait, unless it has ended."""
@@ -53,7 +58,7 @@ class WaitingLine:
         return waiter
 
     def leave(self, waiter: Waiter) -> bool:
-        """Remove a waiter; True if nobody waits for its request any more."""
+        """Remove a waiter; True if nobody waits for its ticket any more."""
         found = self._waiters.get(waiter.request_id, [])
         if waiter in found:
             found.remove(waiter)
@@ -61,13 +66,12 @@ class WaitingLine:
             self._waiters.pop(waiter.request_id, None)
         if not self._waiters:
             self._due.clear()
-        return not found
+        return all(each.place != waiter.place for each in found)
 
     def note(self, commit: PermitCommit[object]) -> None:
         """Take what a transaction of this replica decided about the calls that wait here."""
         for row in commit.rows:
-            if row.state is PermitState.HELD:
-                self._tell(row.request_id, row)
+            self._tell_held(row)
         if isinstance(commit.value, Tended):
             self._note_tended(commit.value)
         if self._waiters:
@@ -80,14 +84,18 @@ class WaitingLine:
 
     def _note_tended(self, tended: Tended) -> None:
         for row in tended.rows:
-            if row.state is PermitState.HELD:
-                self._tell(row.request_id, row)
+            self._tell_held(row)
         for request_id, refusal in tended.refusals.items():
-            self._tell(request_id, refusal)
+            for waiter in self._waiters.get(request_id, ()):
+                waiter.tell(refusal)
 
-    def _tell(self, request_id: str, verdict: Verdict) -> None:
-        for waiter in self._waiters.get(request_id, ()):
-            waiter.tell(verdict)
+    def _tell_held(self, row: PermitRow) -> None:
+        """A slot of the same request at another target, granted late, is none of theirs."""
+        if row.state is not PermitState.HELD:
+            return
+        for waiter in self._waiters.get(row.request_id, ()):
+            if waiter.place == (row.request_id, row.gates):
+                waiter.tell(row)
 
     def groups(self) -> dict[tuple[str, ...], list[Waiter]]:
         """Waiters that are not served yet, by the gates they wait for."""

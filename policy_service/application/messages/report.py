@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -118,6 +118,18 @@ class ReportRequest(NamedTuple):
     caller_id: str = ""
     request_id: str = ""
     extras: ReportExtras = NO_EXTRAS
+
+
+class HeardSuccess(NamedTuple):
+    """A 2xx under a token, told within the process by a caller that wants no answer."""
+
+    token: DecisionToken
+    target: Target
+    """As the token names it."""
+    attempt_offset_ms: DurationMs
+    first_byte_ms: DurationMs
+    request: Callable[[], ReportRequest]
+    """The report in full, made only where it is judged later."""
 
 
 class ActionKind(StrEnum):

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from policy_service.application.call_ids import is_call_of
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import (
     Due,
@@ -135,8 +136,10 @@ class MemoryPermitStore:
         return Due(told, frozenset(due))
 
     async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
-        own = (row for row in self._call().rows.values() if row.request_id == request_id)
-        return sorted({row.permit_id for row in own if not keys or row.gate in keys})
+        rows = self._call().rows.values()
+        if keys:
+            return sorted({row.permit_id for row in rows if row.request_id == request_id and row.gates == tuple(keys)})
+        return sorted({row.permit_id for row in rows if is_call_of(row.request_id, request_id)})
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:
         shared = self._call()

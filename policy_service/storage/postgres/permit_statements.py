@@ -32,10 +32,14 @@ SELECT permit_id, request_id, gates FROM permit WHERE permit_id = $1::text
 UNION ALL SELECT '', request_id, gates FROM permit
 WHERE gate = ANY($2::text[]) AND ended_at IS NULL AND state = 'WAITING'"""
 """$1 permit id, $2 gates whose waiters are meant. All of it is fixed for the life of a row."""
-PERMITS_OF = """
+PERMITS_OF_CALL = """
+SELECT DISTINCT permit_id FROM permit WHERE request_id = $1::text AND gates = $2::text[]"""
+"""$1 id of the call, $2 all gates of the permit."""
+
+PERMITS_OF_REQUEST = """
 SELECT DISTINCT permit_id FROM permit
-WHERE request_id = $1::text AND (cardinality($2::text[]) = 0 OR gate = ANY($2::text[]))"""
-"""$1 request id, $2 gates, none: any."""
+WHERE starts_with(request_id, $1::text) AND substr(request_id, length($1::text) + 1) ~ $2::text"""
+"""$1 id of the client request, $2 pattern of what follows it in the ids of its calls."""
 
 _IS_DUE = f"""CASE WHEN state = 'HELD' THEN expires_at <= now
   ELSE deadline_at <= now OR offered_until <= now OR waiter_seen_at <= now - {WAITER_LOST_MS} END"""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from policy_service.application.call_ids import SUFFIXES
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import (
     Due,
@@ -134,7 +135,10 @@ class PostgresPermitStore:
         )
 
     async def permits_of(self, request_id: str, keys: Sequence[str], *, timeout_ms: DurationMs) -> Sequence[str]:
-        rows = await self._query(sql.PERMITS_OF, request_id, list(keys), timeout_ms=timeout_ms)
+        if keys:
+            rows = await self._query(sql.PERMITS_OF_CALL, request_id, list(keys), timeout_ms=timeout_ms)
+        else:
+            rows = await self._query(sql.PERMITS_OF_REQUEST, request_id, f"^{SUFFIXES}$", timeout_ms=timeout_ms)
         return [row[0] for row in rows]
 
     async def counts(self, *, timeout_ms: DurationMs) -> Mapping[str, GateCount]:

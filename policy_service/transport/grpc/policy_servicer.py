@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from policy_service.application.errors import FieldProblem, InvalidRequestError, PolicyError
 from policy_service.application.messages import (
     DecisionToken,
+    HeardSuccess,
     ReportAnswer,
     ReportRequest,
     SelectAnswer,
@@ -110,6 +111,10 @@ class Reports(Protocol):
         """The answer, or None if it takes a commit."""
         ...
 
+    def heard_now(self, success: HeardSuccess) -> bool:
+        """A success that wants no answer; False if it takes a commit, and nothing is done."""
+        ...
+
     async def report(self, request: ReportRequest) -> ReportAnswer:
         """The answer; PolicyError for a bad call."""
         ...
@@ -169,13 +174,25 @@ class PolicyServicer:
         answer = self._selects.select_now(request) or await self._selects.select(request)
         return select_answer(answer, self._reading.seal), answer.token
 
+    def decided_now(self, message: policy_pb2.SelectTargetRequest) -> SelectAnswer | None:
+        """SelectTarget, where it takes no waiting."""
+        return self._selects.select_now(select_request(message, self._reading))
+
+    def written(self, answer: SelectAnswer) -> policy_pb2.SelectTargetResponse:
+        """An answer as its message."""
+        return select_answer(answer, self._reading.seal)
+
+    def sealed(self, token: DecisionToken) -> bytes:
+        """A token as bytes. Raises TokenTooLargeError."""
+        return self._reading.seal.seal(token)
+
     def opened(self, token: bytes) -> DecisionToken:
         """What a token says. Raises TokenError."""
         return self._reading.seal.open(token, self._reading.clock.now())
 
-    def reported_now(self, request: ReportRequest) -> bool:
+    def heard_now(self, success: HeardSuccess) -> bool:
         """ReportOutcome without an answer. False: it takes a commit, and nothing is done."""
-        return self._reports.report_now(request) is not None
+        return self._reports.heard_now(success)
 
     async def select_targets(self, message: policy_pb2.SelectTargetsRequest) -> policy_pb2.SelectTargetsResponse:
         """SelectTargets: each item on its own; those that wait do so together."""

@@ -43,6 +43,8 @@ class ServerOptions:
     drain_ms: DurationMs = 10_000
     keepalive_ms: DurationMs = 60_000
     """Idle time after which a client is asked whether it is still there."""
+    largest_message_bytes: int = 0
+    """Received at least, whatever the limit of the contract's own calls."""
 
 
 class Servicer(Protocol):
@@ -144,7 +146,7 @@ class PolicyServer:
 def channel_options(options: ServerOptions, message_bytes: int) -> list[tuple[str, int]]:
     """Options of the grpc server, each with its reason."""
     return [
-        ("grpc.max_receive_message_length", message_bytes * _HARD_LIMIT_FACTOR),
+        ("grpc.max_receive_message_length", max(message_bytes * _HARD_LIMIT_FACTOR, options.largest_message_bytes)),
         ("grpc.max_send_message_length", message_bytes * _HARD_LIMIT_FACTOR),
         # Beyond these grpc cancels calls at random and gives no reason; the gate answers RESOURCE_EXHAUSTED.
         ("grpc.server.max_pending_requests", _MAX_PENDING),

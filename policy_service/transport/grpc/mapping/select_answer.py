@@ -138,6 +138,11 @@ def _render(targets: tuple[TokenTarget, ...]) -> bytes:
 _rendered = Memo(_render)
 
 
+def dispatch_to(targets: tuple[TokenTarget, ...]) -> policy_pb2.Dispatch:
+    """The Dispatch that says nothing but where to go, in which order."""
+    return policy_pb2.Dispatch.FromString(_rendered(targets))
+
+
 def _put_dispatch(message: policy_pb2.Dispatch, verdict: Dispatch) -> None:
     # Messages that are passed to a constructor are copied one by one; parsing their bytes is several times as fast.
     message.MergeFromString(_rendered((verdict.target, *verdict.fallbacks)))
