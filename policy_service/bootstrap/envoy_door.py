@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
+import grpc
 from policy_envoy.actions import Success
 from policy_envoy.calls import HTTP_STATUS_OF_CODE, PolicyCallError
+from policy_envoy.course import Course, course_of
+from policy_envoy.flight import Decision
+from policy_envoy.names import SERVICE
 from policy_envoy.options import DoorOptions
 from policy_envoy.servicer import Door
 
 from policy_service.application.errors import PolicyError
-from policy_service.application.messages import DecisionToken, EndKind, ReportRequest
+from policy_service.application.messages import (
+    DecisionToken,
+    Dispatch,
+    EndKind,
+    HeardSuccess,
+    ReportRequest,
+    SelectAnswer,
+    TokenTarget,
+)
 from policy_service.application.watch_stream import watchdog_settings
 from policy_service.domain.ids import ConnectionId, ModelId, ProviderId, Target
 from policy_service.domain.outcome import Origin
@@ -23,7 +37,12 @@ from policy_service.settings.server import EnvoyConfig
 from policy_service.transport.grpc.auth import Scope
 from policy_service.transport.grpc.errors import CODES
 from policy_service.transport.grpc.gate import Gate, Unary, unforeseen
+from policy_service.transport.grpc.mapping.select_answer import dispatch_to
+from policy_service.transport.grpc.memo import Memo
 from policy_service.transport.grpc.policy_servicer import PolicyServicer
+from policy_service.transport.grpc.token import TokenTooLargeError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,6 +66,36 @@ class LocalCalls:
         self._further = further
         self._decisions: dict[bytes, DecisionToken] = {}
 
+    def selected(self, request: policy_pb2.SelectTargetRequest) -> Decision | policy_pb2.SelectTargetResponse | None:
+        """SelectTarget from memory."""
+        try:
+            answer = self._policy.decided_now(request)
+            return None if answer is None else self._written(answer)
+        except PolicyError as error:
+            raise call_error(error) from error
+        except Exception as error:
+            raise call_error(unforeseen("SelectTarget", error)) from error
+
+    def _written(self, answer: SelectAnswer) -> Decision | policy_pb2.SelectTargetResponse:
+        """As a value, unless there is more to say than where to go."""
+        if (decision := self._decision(answer)) is not None:
+            return decision
+        message = self._policy.written(answer)
+        if answer.token is not None:
+            self._remember(message.decision_token, answer.token)
+        return message
+
+    def _decision(self, answer: SelectAnswer) -> Decision | None:
+        verdict, token = answer.verdict, answer.token
+        if not isinstance(verdict, Dispatch) or token is None or answer.explanation is not None or _has_more(verdict):
+            return None
+        try:
+            sealed = self._policy.sealed(token)
+        except TokenTooLargeError:  # fewer fallbacks than decided, which the message says
+            return None
+        self._remember(sealed, token)
+        return Decision(answer.decision_id, sealed, answer.decided_at, _course((verdict.target, *verdict.fallbacks)))
+
     async def select(self, request: policy_pb2.SelectTargetRequest) -> policy_pb2.SelectTargetResponse:
         """SelectTarget."""
         answer, token = await _answered("SelectTarget", self._policy.decided(request))
@@ -69,9 +118,13 @@ class LocalCalls:
         """ReportOutcome of a success that changes nothing."""
         try:
             token = self._decisions.pop(success.token, None) or self._policy.opened(success.token)
-            return self._policy.reported_now(_report_of(success, token))
         except PolicyError as error:
             raise call_error(error) from error
+        if not 200 <= success.status < 300:
+            return False
+        target, offset_ms = _target_of(success), success.attempt_offset_ms
+        in_full = partial(_report_of, success, token, target)
+        return self._policy.heard_now(HeardSuccess(token, target, offset_ms, success.first_byte_ms, in_full))
 
     async def acquire(self, request: permit_pb2.AcquirePermitRequest) -> permit_pb2.AcquirePermitResponse:
         """AcquirePermit."""
@@ -97,10 +150,21 @@ class LocalCalls:
         return await _answered(method, self._further[method](request))
 
 
-def _report_of(success: Success, token: DecisionToken) -> ReportRequest:
+def _has_more(verdict: Dispatch) -> bool:
+    return bool(verdict.permits or verdict.set_headers or verdict.strip_headers)
+
+
+_course: Memo[tuple[TokenTarget, ...], Course] = Memo(lambda targets: course_of(dispatch_to(targets)))
+
+
+def _target_of(success: Success) -> Target:
     served = success.target
+    return Target(ProviderId(served.provider), ConnectionId(served.connection), ModelId(served.model))
+
+
+def _report_of(success: Success, token: DecisionToken, target: Target) -> ReportRequest:
     return ReportRequest(
-        Target(ProviderId(served.provider), ConnectionId(served.connection), ModelId(served.model)),
+        target,
         EndKind.HTTP_STATUS,
         token,
         attempt=success.attempt,
@@ -155,6 +219,24 @@ class DoorServicer:
     async def close(self) -> None:
         """Let reports under way come to their end."""
         await self.door.close()
+
+
+class ClosedDoor:
+    """Stands where the door is not open: Envoy is told why its call fails, and so is the log, once."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def handler(self, gate: Gate) -> Any:
+        """Generic handler."""
+        refused = grpc.stream_stream_rpc_method_handler(self._refuse)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Process": refused})
+
+    async def _refuse(self, requests: Any, context: Any) -> None:
+        if not self._is_told:
+            self._is_told = True
+            log.warning("Envoy asks for its door (ext_proc), which is closed: start the service with --envoy")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service was started without --envoy")
 
 
 def door_servicer(

@@ -17,13 +17,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from policy_envoy.options import LARGEST_MESSAGE_BYTES
+
 from policy_service.application.admin_catalogue import revision_fact
 from policy_service.application.commit import CommitLimits
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.follow import FollowSettings
 from policy_service.application.ports import CatalogueRevision, SchemaMismatchError
 from policy_service.application.replica import OwnershipStores, Replica, ReplicaSettings
-from policy_service.bootstrap.envoy_door import door_servicer
+from policy_service.bootstrap.envoy_door import ClosedDoor, door_servicer
 from policy_service.bootstrap.operations import admin_use_cases, ownership_methods
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import Policy
@@ -322,9 +324,9 @@ class Service:
         return PolicyServer(self._options(), gate, (policy, admin, *self._envoy_door(policy, further)))
 
     def _envoy_door(self, policy: PolicyServicer, further: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The ext_proc service, where it is wanted."""
+        """The ext_proc service; where it is not wanted, a word for the Envoy that asks for it."""
         if not self.config.envoy.enabled:
-            return ()
+            return (ClosedDoor(),)
         self._door = door_servicer(policy, further, self.config.envoy, lambda: self.replica.view.policy)
         return (self._door,)
 
@@ -350,6 +352,7 @@ class Service:
             shares_port=self.worker.shares_port,
             notice_ms=min(1_000, config.drain_ms // 4),
             drain_ms=config.drain_ms,
+            largest_message_bytes=LARGEST_MESSAGE_BYTES if config.envoy.enabled else 0,
         )
 
 

@@ -15,7 +15,7 @@ from policy_envoy.configuration import Choices, CredentialSource, FailMode, Layo
 from policy_envoy.configuration.upstreams import Upstream, upstreams
 
 from policy_service.cli import exit_codes
-from policy_service.cli.output import note, say, warnings
+from policy_service.cli.output import counted, note, say, warnings
 from policy_service.settings.catalogue_file import load_catalogue_file
 from policy_service.settings.problems import ConfigError, Problem
 from policy_service.settings.server import split_address
@@ -49,6 +49,7 @@ def run(catalogue: Path, out: Path, wishes: Wishes) -> int:
         raise ConfigError(
             [Problem("catalogue", problem, where=str(catalogue)) for problem in error.problems]
         ) from error
+    warnings(warning.text() for warning in loaded.warnings)
     warnings(_absent(chosen, found, is_ca_given=wishes.ca_file is not None))
     text = _HEAD.format(catalogue=catalogue.name) + yaml.safe_dump(data, sort_keys=False, width=120)
     if str(out) == "-":
@@ -58,7 +59,8 @@ def run(catalogue: Path, out: Path, wishes: Wishes) -> int:
             out.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError([Problem("--out", f"cannot be written: {error.strerror}", str(out))]) from None
-        note(f"{out}: {len(loaded.catalogue.connections)} connections, {len(loaded.catalogue.routes)} routes")
+        connections = counted(len(loaded.catalogue.connections), "connection")
+        note(f"{out}: {connections}, {counted(len(loaded.catalogue.routes), 'route')}")
     return exit_codes.OK
 
 
@@ -108,7 +110,7 @@ def _choices(wishes: Wishes, source: str, directory: str) -> Choices:
     return Choices(
         listen=checked_address("listen", wishes.listen),
         admin=checked_address("admin", wishes.admin) if wishes.admin else "",
-        policy=wishes.policy if wishes.policy.startswith("unix:") else checked_address("policy", wishes.policy),
+        policy=_doors(wishes.policy),
         policy_key=_variable("policy-key", wishes.policy_key),
         fail_mode=_one_of(FailMode, "fail-mode", wishes.fail_mode),
         layout=_one_of(Layout, "layout", wishes.layout),
@@ -116,6 +118,15 @@ def _choices(wishes: Wishes, source: str, directory: str) -> Choices:
         credential_directory=directory,
         max_wait_ms=wishes.max_wait_ms,
     )
+
+
+def _doors(given: str) -> str:
+    """Addresses of the door, with commas; Envoy cannot have host names and Unix sockets in one cluster."""
+    doors = [door.strip() for door in given.split(",")]
+    found = [door if door.startswith("unix:") else checked_address("policy", door) for door in doors]
+    if any(door.startswith("unix:") for door in found) and Choices(policy=",".join(found)).has_named_doors:
+        raise ConfigError([Problem("--policy", "a host name and a Unix socket do not go together", given)])
+    return ",".join(found)
 
 
 def _one_of(kind: type[T], name: str, given: str) -> T:

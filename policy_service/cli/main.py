@@ -14,6 +14,7 @@ import typer
 
 from policy_service.cli import exit_codes
 from policy_service.cli.errors import report_error, require_text
+from policy_service.cli.grpc_core import choose_poller
 from policy_service.cli.output import say, warnings
 from policy_service.cli.process_options import ProcessFlags, process_options
 
@@ -54,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 def serve(flags: ProcessFlags) -> int:
     """Run the service until SIGTERM."""
     loaded = flags.load()
+    choose_poller(os.environ)
     from policy_service.cli.serve import run
 
     warnings(loaded.warnings)
@@ -74,7 +76,9 @@ def demo(
 
 @app.command()
 def bench(
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of each measurement.")] = 5.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, max=600, help="Length of each measurement; 5, with --envoy 20.")
+    ] = None,
     as_json: JsonFlag = False,
     with_envoy: Annotated[
         bool, typer.Option("--envoy", metavar=SWITCH, help="Measure the Envoy door instead.")
@@ -83,7 +87,8 @@ def bench(
     """Measure the service against a bare gRPC echo with the same messages, or its Envoy door against an empty one."""
     from policy_service.cli import bench as measurement
 
-    raise typer.Exit(measurement.run(seconds=seconds, as_json=as_json, with_envoy=with_envoy))
+    length = seconds or (20.0 if with_envoy else 5.0)
+    raise typer.Exit(measurement.run(seconds=length, as_json=as_json, with_envoy=with_envoy))
 
 
 @app.command()
@@ -143,6 +148,7 @@ def envoy(
 ) -> int:
     """Serve Envoy's external processing as a process of its own (`serve --envoy` needs none)."""
     loaded = flags.load()
+    choose_poller(os.environ)
     from policy_service.cli.envoy import Place, run
 
     return run(loaded, Place(policy, door, policy_ca, key_file))
@@ -154,7 +160,9 @@ def envoy_config(
     out: Annotated[Path, typer.Option(help="File to write; - for standard output.")] = Path("-"),
     listen: Annotated[str, typer.Option(help="host:port that clients call.")] = "127.0.0.1:10000",
     admin: Annotated[str, typer.Option(help="host:port of Envoy's own pages; empty: none.")] = "127.0.0.1:9901",
-    policy: Annotated[str, typer.Option(help="host:port or unix:/path of `serve --envoy`.")] = "127.0.0.1:50051",
+    policy: Annotated[
+        str, typer.Option(help="host:port or unix:/path of `serve --envoy`; of several ones, with commas.")
+    ] = "127.0.0.1:50051",
     policy_key: Annotated[str, typer.Option(help="Variable of Envoy with the bearer key for the service.")] = "",
     fail_mode: Annotated[str, typer.Option(help="While the service is away: open or closed.")] = "closed",
     layout: Annotated[str, typer.Option(help="separate: a cluster a connection; shared: override_host.")] = "separate",

@@ -57,13 +57,20 @@ def _facts(service: Service) -> list[tuple[str, str]]:
         ("database", service.database),
         ("catalogue", f"revision {revision} ({routes}, {connections})"),
         ("replica", service.name),
-        ("try next", "policy-service healthcheck · policy-service demo · policy-service classify < errors.jsonl"),
+        ("try next", f"{_healthcheck(service)} · policy-service demo · policy-service classify < errors.jsonl"),
     ]
     if service.config.envoy.enabled:
         rows.insert(1, ("envoy", "external processing on the same addresses"))
     if service.taken_over:
         rows.insert(-2, ("spool", f"{service.taken_over} reports of an earlier run are being committed"))
     return rows
+
+
+def _healthcheck(service: Service) -> str:
+    """The command that asks this service, with its address where it is not the usual one."""
+    address = service.server.addresses[0]
+    usual = ServerConfig().listen.tcp
+    return "policy-service healthcheck" + ("" if address in usual else f" --address {address}")
 
 
 def _end_with_parent() -> None:

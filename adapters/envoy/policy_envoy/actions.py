@@ -22,6 +22,8 @@ class Mode(Enum):
     """The body of the answer chunk by chunk, each after the reply to the one before."""
     HELD = "held"
     """Head and chunks of the answer, each let through only when the door says so."""
+    HEAD = "head"
+    """The head of the answer; every other mode brings it too."""
     END = "end"
     """Nothing, but the stream stays open until the answer ends."""
 
@@ -58,6 +60,12 @@ class Select(NamedTuple):
     """Call SelectTarget."""
 
     request: policy_pb2.SelectTargetRequest
+
+
+class Strange(NamedTuple):
+    """Tell the operator of connections that the catalogue names and Envoy has no cluster of."""
+
+    connections: tuple[str, ...]
 
 
 class Report(NamedTuple):
@@ -192,5 +200,6 @@ Action: TypeAlias = (
     | Unanswered
     | Settle
     | Leave
+    | Strange
 )
 Headers: TypeAlias = Mapping[str, str]

@@ -164,7 +164,7 @@ def _finish(state: Attempt, now_ms: float, through: tuple[Pass, ...]) -> Next:
 
 
 def _success(state: Attempt, now_ms: float) -> Success:
-    return reports.ended(succeeded(state), state.started_ms, now_ms, state.watch.bytes)
+    return reports.ended(succeeded(state, state.head), state.started_ms, now_ms, state.watch.bytes)
 
 
 def _closed_held(state: Attempt, event: Closed) -> Next:

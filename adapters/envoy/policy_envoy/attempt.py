@@ -30,6 +30,7 @@ from policy_envoy.events import (
 from policy_envoy.flight import Flight, Step
 from policy_envoy.judging import JUDGING_TABLE, judge
 from policy_envoy.names import ATTEMPT_COUNT_HEADER, FALLBACK_CHAIN_HEADER
+from policy_envoy.options import DoorOptions
 from policy_envoy.phases import Next, Table
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2
 
@@ -45,9 +46,11 @@ def _begin(state: Attempt, event: AttemptHeaders) -> Next:
     step = flight.step_of(event.attempt, event.connection)
     if step is None:
         return done(state, Begin(flight, event.attempt), local_replies.refused(NOT_DECIDED, "retry"))
-    state = Attempt(state.options, Phase.ACQUIRING, flight, step, event)
     needed = _needs(flight, step, event.attempt)
-    return _send(state) if needed is None else Next(state, (Begin(flight, event.attempt), needed))
+    if needed is None:
+        return _send(state.options, flight, step, event)
+    acquiring = Attempt(state.options, Phase.ACQUIRING, flight, step, event)
+    return Next(acquiring, (Begin(flight, event.attempt), needed))
 
 
 def _needs(flight: Flight, step: Step, attempt: int) -> Acquire | None:
@@ -74,7 +77,7 @@ def _fence(flight: Flight, step: Step) -> lease_pb2.CheckFenceRequest:
 
 
 def _acquired(state: Attempt, event: Acquired) -> Next:
-    sent = _send(state._replace(permit_ids=event.permit_ids))
+    sent = _send(state.options, state.flight, state.step, state.request, event.permit_ids)
     if not event.permit_ids:
         return sent
     state.flight.attempt_permits = event.permit_ids
@@ -85,23 +88,23 @@ def _refused(state: Attempt, event: Refused | CallFailed) -> Next:
     return done(state, local_replies.refused(event, "wait"), *given_back(state))
 
 
-def _send(state: Attempt) -> Next:
-    flight, step, request = state.flight, state.step, state.request
+def _send(
+    options: DoorOptions, flight: Flight, step: Step, request: AttemptHeaders, permit_ids: tuple[str, ...] = ()
+) -> Next:
     modes: tuple[Mode, ...] = ()
-    if flight.is_stream and state.options.holds_streams:
+    if flight.is_stream and options.holds_streams:
         modes = (Mode.HELD,)
-    if state.options.writes_model and request.has_body and step.target.model and step.target.model != flight.model:
+    if options.writes_model and request.has_body and step.target.model and step.target.model != flight.model:
         modes = (*modes, Mode.REQUEST_BODY)
-    sent = Pass("request_headers", _upstream_headers(state), _removed(state), modes)
-    following = Attempt(state.options, Phase.SENT, flight, step, request, modes, state.permit_ids)
+    sent = Pass("request_headers", _upstream_headers(flight, step, request), _removed(flight, step), modes)
+    following = Attempt(options, Phase.SENT, flight, step, request, modes, permit_ids)
     flight.under_way += 1
     held = (Hold(flight),) if flight.is_carried and flight.permit_ids else ()
     return Next(following, (Begin(flight, request.attempt), *held, sent))
 
 
-def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
+def _upstream_headers(flight: Flight, step: Step, request: AttemptHeaders) -> tuple[tuple[str, str], ...]:
     """Envoy keeps what an attempt before has changed, so that the path is always made from the client's."""
-    flight, step, request = state.flight, state.step, state.request
     path = request.base_path + flight.path if flight.path else ""
     changed = ((":path", path),) if path and path != request.headers.get(":path") else ()
     restored = _restored(flight, step) if flight.own_headers else ()
@@ -111,16 +114,15 @@ def _upstream_headers(state: Attempt) -> tuple[tuple[str, str], ...]:
 def _restored(flight: Flight, step: Step) -> tuple[tuple[str, str], ...]:
     """What the client had said in headers that another target of this request was given."""
     own = {name for name, _ in step.set_headers}
-    return tuple((name, value) for name, value in flight.own_headers.items() if name not in own)
+    return tuple((name, value) for name, value in flight.own_headers if name not in own)
 
 
-def _removed(state: Attempt) -> tuple[str, ...]:
+def _removed(flight: Flight, step: Step) -> tuple[str, ...]:
     """Headers of another target of this request that an attempt before has set, and those of Envoy alone."""
-    flight, step = state.flight, state.step
-    foreign = {name for each in flight.steps for name, _ in each.set_headers}
-    if not foreign:
+    if not flight.sets_headers:
         return _OURS
-    kept = {name for name, _ in step.set_headers}.union(flight.own_headers)
+    foreign = {name for each in flight.steps for name, _ in each.set_headers}
+    kept = {name for name, _ in (*step.set_headers, *flight.own_headers)}
     return (*sorted(foreign - kept), *_OURS)
 
 
@@ -132,14 +134,12 @@ def _write_model(state: Attempt, event: RequestBody) -> Next:
 
 
 def _head(state: Attempt, event: ResponseHeaders) -> Next:
-    options, _, flight, step, request, modes, permit_ids, *_ = state
-    state = Attempt(options, Phase.SENT, flight, step, request, modes, permit_ids, event)
     if Mode.HELD in state.modes:
-        return hold(state, event)
+        return hold(state._replace(head=event), event)
     if event.status >= 400:
-        return _error_head(state, event)
+        return _error_head(state._replace(head=event), event)
     if event.has_body and "text/event-stream" in event.headers.get("content-type", ""):
-        return begin_stream(state)
+        return begin_stream(state._replace(head=event))
     return _success_head(state, event)
 
 
@@ -151,9 +151,9 @@ def _error_head(state: Attempt, event: ResponseHeaders) -> Next:
 
 def _success_head(state: Attempt, event: ResponseHeaders) -> Next:
     if not (state.flight.holds_grant or state.permit_ids) or not event.has_body:
-        return done(state, Pass("response_headers", explained(state)), succeeded(state), *given_back(state))
+        return done(state, Pass("response_headers", explained(state)), succeeded(state, event), *given_back(state))
     opened = Pass("response_headers", explained(state), modes=(Mode.END,))
-    return Next(state._replace(phase=Phase.OPEN), (opened,))
+    return Next(state._replace(phase=Phase.OPEN, head=event), (opened,))
 
 
 def _end_of_open(state: Attempt, event: ResponseTrailers) -> Next:
@@ -161,7 +161,7 @@ def _end_of_open(state: Attempt, event: ResponseTrailers) -> Next:
 
 
 def _closed_open(state: Attempt, event: Closed) -> Next:
-    return done(state, reports.ended(succeeded(state), state.started_ms, event.now_ms), *given_back(state))
+    return done(state, reports.ended(succeeded(state, state.head), state.started_ms, event.now_ms), *given_back(state))
 
 
 def _error_body(state: Attempt, event: ResponseBody) -> Next:

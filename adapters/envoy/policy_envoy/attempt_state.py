@@ -86,12 +86,11 @@ def done(state: Attempt, *actions: Action) -> Next:
     """The attempt is over."""
     if state.phase not in _UNSENT:
         state.flight.under_way -= 1
-    return Next(Attempt._make((state[0], Phase.DONE, *state[2:])), actions)
+    return Next(Attempt(state.options, Phase.DONE, modes=state.modes), actions)
 
 
-def succeeded(state: Attempt) -> Success:
+def succeeded(state: Attempt, head: ResponseHeaders) -> Success:
     """An answer that is no error; how it ended is not known yet."""
-    head = state.head
     return reports.success(state.flight, state.step, head.status, head.headers, state.started_ms, head.now_ms)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from policy_envoy.actions import Success
+from policy_envoy.flight import Decision
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 
 
@@ -56,6 +57,11 @@ class PolicyCalls(Protocol):
 
     async def report(self, request: policy_pb2.ReportOutcomeRequest) -> policy_pb2.ReportOutcomeResponse:
         """ReportOutcome."""
+        ...
+
+    def selected(self, request: policy_pb2.SelectTargetRequest) -> Decision | policy_pb2.SelectTargetResponse | None:
+        """SelectTarget where it takes no waiting; a dispatch with nothing special about it as a value. None: it takes
+        waiting, and nothing was selected."""
         ...
 
     def told(self, success: Success) -> bool:

@@ -64,10 +64,18 @@ class ClientRequest(NamedTuple):
 def read_request(headers: Headers, options: DoorOptions) -> ClientRequest:
     """Route and path by header, then by path; an empty route: neither names one."""
     path = headers.get(":path", "")
-    found = next((match for part, pattern in _PATHS if part in path and (match := pattern.match(path))), None)
-    named = headers.get(ROUTE_HEADER) or (found["route"] if found else "") or headers.get(MODEL_HEADER, "")
-    rest = found["rest"] if found and "rest" in found.re.groupindex else path
-    return ClientRequest(headers, named, rest)
+    found = _named_by(path)
+    if found is None:
+        return ClientRequest(headers, headers.get(ROUTE_HEADER) or headers.get(MODEL_HEADER, ""), path)
+    rest = found["rest"] if "rest" in found.re.groupindex else path
+    return ClientRequest(headers, headers.get(ROUTE_HEADER) or found["route"], rest)
+
+
+def _named_by(path: str) -> re.Match[str] | None:
+    for part, pattern in _PATHS:
+        if part in path and (match := pattern.match(path)):
+            return match
+    return None
 
 
 def wants_body(request: ClientRequest, options: DoorOptions, has_body: bool) -> bool:

@@ -5,6 +5,7 @@ The same few dispatches come again and again; each is read once.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from typing import NamedTuple
 
 from policy_service.generated.policy.v1 import policy_pb2, types_pb2
@@ -33,8 +34,8 @@ class Course(NamedTuple):
     addresses: tuple[str, ...]
     stripped: frozenset[str]
     """Request headers that no upstream gets."""
-    carried: bytes
-    """What another process needs of it: bytes of a SelectTargetResponse."""
+    carried: str
+    """What another process needs of it: a SelectTargetResponse in base64, without padding, so that more may follow."""
 
 
 def course_of(dispatch: policy_pb2.Dispatch) -> Course:
@@ -67,11 +68,18 @@ def _read(dispatch: policy_pb2.Dispatch) -> Course:
     )
 
 
-def _carried(dispatch: policy_pb2.Dispatch) -> bytes:
+def _carried(dispatch: policy_pb2.Dispatch) -> str:
     kept = policy_pb2.Dispatch(
         target=dispatch.target,
         fallbacks=dispatch.fallbacks,
         permits=dispatch.permits,
         set_headers=dispatch.set_headers,
     )
-    return policy_pb2.SelectTargetResponse(dispatch=kept).SerializeToString()
+    data = policy_pb2.SelectTargetResponse(dispatch=kept).SerializeToString()
+    while len(data) % 3:
+        data += _NOT_DEGRADED
+    return b2a_base64(data, newline=False).decode()
+
+
+_NOT_DEGRADED = bytes((policy_pb2.SelectTargetResponse.DEGRADED_FIELD_NUMBER << 3, 0))
+"""A field that says what is so without it: fills a message up to a whole number of base64 digits."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from policy_service.generated.policy.v1 import policy_pb2
 
 if TYPE_CHECKING:
-    from policy_envoy.flight import Flight
+    from policy_envoy.flight import Decision, Flight
 
 
 class RequestHeaders(NamedTuple):
@@ -73,6 +73,13 @@ class Selected(NamedTuple):
     now_ms: float
 
 
+class Decided(NamedTuple):
+    """SelectTarget's dispatch, where it was answered at once: nothing disturbs it, nothing is to be explained."""
+
+    decision: Decision
+    now_ms: float
+
+
 class Acquired(NamedTuple):
     """The attempt may go."""
 
@@ -121,6 +128,7 @@ Event: TypeAlias = (
     | ResponseBody
     | ResponseTrailers
     | Selected
+    | Decided
     | Acquired
     | Refused
     | Judged

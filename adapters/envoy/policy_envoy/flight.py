@@ -7,7 +7,8 @@ in Envoy's metadata (`carried`, `from_carried`).
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from binascii import b2a_base64
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -34,6 +35,21 @@ class Step(NamedTuple):
     """Ask for a permit before dispatch."""
 
 
+class Decision(NamedTuple):
+    """A dispatch, as far as a request goes by it."""
+
+    id: str
+    token: bytes
+    decided_at_unix_ms: int
+    course: Course
+    permit_ids: tuple[str, ...] = ()
+    renewal_ms: float = 0
+    """Time after which the permits are renewed; 0: it has none."""
+
+
+NO_DECISION = Decision("", b"", 0, Course((), (), (), frozenset(), ""))
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """One client request."""
@@ -48,9 +64,7 @@ class Flight:
     """As it goes upstream, without base path."""
     is_stream: bool = False
     """The client wants a streamed answer."""
-    stripped: frozenset[str] = frozenset()
-    """Request headers that no upstream gets."""
-    own_headers: dict[str, str] = field(default_factory=dict)
+    own_headers: tuple[tuple[str, str], ...] = ()
     """The client's own values of headers that a target of this request is given."""
     model: str = ""
     """Model of the request body, where it was read."""
@@ -64,24 +78,26 @@ class Flight:
     permit_ids: tuple[str, ...] = ()
     attempt_permits: tuple[str, ...] = ()
     """Taken for the attempt under way alone."""
+    sets_headers: bool = False
+    """Some target of this request is given headers of its own."""
     renews_at_ms: float = 0
     """When the permits have to be renewed."""
     renewal_ms: float = 0
-    attempts: list[types_pb2.EarlierAttempt] = field(default_factory=list)
+    attempts: tuple[types_pb2.EarlierAttempt, ...] = ()
     """Attempts that failed."""
     begun: int = 0
     """Attempts of Envoy that are known to have begun."""
     under_way: int = 0
     """Attempts that were sent and are not over: the last report of the decision is theirs."""
-    unanswered: list[tuple[Step, float]] = field(default_factory=list)
+    unanswered: tuple[tuple[Step, float], ...] = ()
     """Attempts that ended without an answer, with their start; failed, or given up with their client."""
     is_client_gone: bool = False
     is_over: bool = False
     """The listener stage has seen the last answer."""
     request: policy_pb2.SelectTargetRequest | None = None
     """As it was first asked, for a new selection; None: in another process."""
-    answer: bytes = b""
-    """The first decision, as far as another process needs it: bytes of a SelectTargetResponse."""
+    decision: Decision = NO_DECISION
+    """The first one."""
     _order: Order | None = None
     """None: the steps have changed since it was read."""
 
@@ -96,19 +112,21 @@ class Flight:
         return self.token, self.permit_ids, self.attempt_permits
 
     @property
+    def stripped(self) -> frozenset[str]:
+        """Request headers that no upstream gets."""
+        return self.decision.course.stripped
+
+    @property
     def holds_grant(self) -> bool:
         """A permit is held until the last report."""
         return bool(self.permit_ids)
 
-    def adopt(self, answer: policy_pb2.SelectTargetResponse, at: int = 0) -> None:
+    def adopt(self, decision: Decision, at: int = 0) -> None:
         """Take over a decision: its targets are the attempts from number `at` on."""
-        self.follow(answer, course_of(answer.dispatch), at)
-
-    def follow(self, answer: policy_pb2.SelectTargetResponse, course: Course, at: int = 0) -> None:
-        """As `adopt`, of a course that is read already."""
-        token = self.token = answer.decision_token
-        self.permit_ids, self.renewal_ms = _permits(answer)
-        self.steps[at:] = [Step(stop.target, token, *stop[1:]) for stop in course.stops]
+        course, token = decision.course, decision.token
+        self.token, self.permit_ids, self.renewal_ms = token, decision.permit_ids, decision.renewal_ms
+        self.steps[at:] = [Step(target, token, number, head, needs) for target, number, head, needs in course.stops]
+        self.sets_headers = self.sets_headers or bool(course.stops[0].set_headers)
         self._order = None if at else (course.connections, course.addresses)
 
     def step_of(self, attempt: int, connection: str) -> Step | None:
@@ -116,7 +134,10 @@ class Flight:
 
         The step of that number, else the next one to this connection: a host that Envoy does not know was passed over.
         """
-        return next((step for step in self.steps[attempt - 1 :] if step.target.connection == connection), None)
+        for step in self.steps[attempt - 1 :]:
+            if step.target.connection == connection:
+                return step
+        return None
 
     def next_after(self, step: Step) -> Step | None:
         """The step after one."""
@@ -128,6 +149,7 @@ class Flight:
         index = self.steps.index(step) + 1
         later = [each for each in self.steps[index:] if not same_target(each.target, target)]
         following = Step(target, step.token, 0, headers, not same_target(step.target, target))
+        self.sets_headers = self.sets_headers or bool(headers)
         self.steps[index:] = [
             each._replace(number=step.number + ahead) for ahead, each in enumerate((following, *later), 1)
         ]
@@ -144,7 +166,12 @@ class Flight:
 
     def carried(self) -> str:
         """What another process needs to go on with this request, as one text whose first line is its id."""
-        return "\n".join((self.id, self.path, self.explanation, base64.b64encode(self.answer).decode()))
+        decision_id, token, decided_at_unix_ms, course, *_ = self.decision
+        head = policy_pb2.SelectTargetResponse(
+            decision_id=decision_id, decision_token=token, decided_at_unix_ms=decided_at_unix_ms
+        )
+        own = b2a_base64(head.SerializeToString(), newline=False).decode()  # joined bytes are a merged message
+        return f"{decision_id}\n{self.begun}\n{self.path}\n{self.explanation}\n{course.carried}{own}"
 
 
 NO_FLIGHT = Flight("", [], 0)
@@ -156,18 +183,22 @@ def same_target(one: types_pb2.Target, other: types_pb2.Target) -> bool:
     return (one.provider, one.connection, one.model) == (other.provider, other.connection, other.model)
 
 
+def decision_of(answer: policy_pb2.SelectTargetResponse) -> Decision:
+    """The decision that a dispatch is."""
+    course = course_of(answer.dispatch)
+    return Decision(answer.decision_id, answer.decision_token, answer.decided_at_unix_ms, course, *_permits(answer))
+
+
+def from_decision(decision: Decision, now_ms: float) -> Flight:
+    """The flight of a request that was decided now."""
+    flight = Flight(decision.id, [], now_ms, decision=decision)
+    flight.adopt(decision)
+    return flight
+
+
 def from_answer(answer: policy_pb2.SelectTargetResponse, now_ms: float) -> Flight:
     """The flight of a dispatch."""
-    course = course_of(answer.dispatch)
-    head = policy_pb2.SelectTargetResponse(
-        decision_id=answer.decision_id,
-        decision_token=answer.decision_token,
-        decided_at_unix_ms=answer.decided_at_unix_ms,
-    )
-    carried = head.SerializeToString() + course.carried  # joined bytes are a merged message
-    flight = Flight(answer.decision_id, [], now_ms, stripped=course.stripped, answer=carried)
-    flight.follow(answer, course)
-    return flight
+    return from_decision(decision_of(answer), now_ms)
 
 
 def _permits(answer: policy_pb2.SelectTargetResponse) -> tuple[tuple[str, ...], float]:
@@ -182,10 +213,11 @@ def _permits(answer: policy_pb2.SelectTargetResponse) -> tuple[tuple[str, ...], 
 def from_carried(text: str, now_ms: float) -> Flight | None:
     """The flight that another process has begun; None: the text is none of `Flight.carried`."""
     try:
-        _, path, explanation, answer = text.split("\n")
+        _, begun, path, explanation, answer = text.split("\n")
         flight = from_answer(
             policy_pb2.SelectTargetResponse.FromString(base64.b64decode(answer, validate=True)), now_ms
         )
+        flight.begun = int(begun)
     except (ValueError, DecodeError):
         return None
     flight.path, flight.explanation = path, explanation

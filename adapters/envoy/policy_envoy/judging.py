@@ -10,8 +10,8 @@ from math import ceil
 from policy_envoy import reports
 from policy_envoy.actions import Action, Hold, Judge, Pass, Release, Select, Sleep
 from policy_envoy.attempt_state import NO_VERDICT, Attempt, Phase, done, explained, given_back
-from policy_envoy.events import CallFailed, Closed, Judged, Selected, Waited
-from policy_envoy.flight import same_target
+from policy_envoy.events import CallFailed, Closed, Decided, Judged, Selected, Waited
+from policy_envoy.flight import decision_of, same_target
 from policy_envoy.names import RETRY_HEADER
 from policy_envoy.phases import Next, Table
 from policy_service.generated.policy.v1 import permit_pb2, policy_pb2
@@ -34,7 +34,7 @@ def judge_report(state: Attempt, report: policy_pb2.ReportOutcomeRequest) -> Nex
 
 def _judged(state: Attempt, event: Judged) -> Next:
     flight, step, report = state.flight, state.step, state.report
-    flight.attempts.append(reports.earlier_attempt(step, report, event.answer.verdict))
+    flight.attempts += (reports.earlier_attempt(step, report, event.answer.verdict),)
     state = state._replace(verdict=event.answer)
     move = _MOVES.get(event.answer.action.kind, _to_client)
     return move(state, event.answer.action)
@@ -86,10 +86,14 @@ def _select_anew(state: Attempt) -> Next:
 
 
 def _selected(state: Attempt, event: Selected) -> Next:
-    flight, step = state.flight, state.step
     if event.answer.WhichOneof("verdict") != "dispatch":
         return _to_client(state, None)
-    flight.adopt(event.answer, flight.steps.index(step) + 1)
+    return _decided(state, Decided(decision_of(event.answer), event.now_ms))
+
+
+def _decided(state: Attempt, event: Decided) -> Next:
+    flight, step = state.flight, state.step
+    flight.adopt(event.decision, flight.steps.index(step) + 1)
     flight.answered_ms = event.now_ms
     retried = _retry(state)
     held = (Hold(flight),) if flight.permit_ids else ()
@@ -187,6 +191,7 @@ JUDGING_TABLE: Table = {
     (Phase.JUDGING, CallFailed): _failed,
     (Phase.PAUSING, Waited): _after_pause,
     (Phase.RESELECTING, Selected): _selected,
+    (Phase.RESELECTING, Decided): _decided,
     (Phase.RESELECTING, CallFailed): _failed,
     **{(phase, Closed): _closed for phase in (Phase.JUDGING, Phase.PAUSING, Phase.RESELECTING)},
 }

@@ -5,13 +5,12 @@ NEW --headers--> SELECTING (or BODY, if the route is in the body) --answer--> RO
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 from policy_envoy import local_replies
-from policy_envoy.actions import Action, Hold, Leave, Mode, Pass, Register, Release, Select, Settle, Sleep
+from policy_envoy.actions import Action, Hold, Leave, Mode, Pass, Register, Release, Select, Settle, Sleep, Strange
 from policy_envoy.client_request import (
     NO_BODY,
     BodyFacts,
@@ -26,6 +25,7 @@ from policy_envoy.client_request import (
 from policy_envoy.events import (
     CallFailed,
     Closed,
+    Decided,
     RequestBody,
     RequestHeaders,
     ResponseHeaders,
@@ -33,7 +33,7 @@ from policy_envoy.events import (
     Waited,
 )
 from policy_envoy.explanation import explain
-from policy_envoy.flight import NO_FLIGHT, Flight, from_answer
+from policy_envoy.flight import NO_FLIGHT, Flight, from_answer, from_decision
 from policy_envoy.names import (
     ANSWERED,
     ATTEMPT_COUNT_HEADER,
@@ -41,6 +41,7 @@ from policy_envoy.names import (
     CONTROL_PREFIXES,
     ENDPOINT_HEADER,
     FALLBACK_CHAIN_HEADER,
+    TOO_LARGE,
 )
 from policy_envoy.options import DoorOptions
 from policy_envoy.phases import Next, Table
@@ -107,15 +108,28 @@ def _decide(state: Listener, event: Selected) -> Next:
 
 
 def _dispatch(state: Listener, event: Selected) -> Next:
-    client = state.client
     flight = from_answer(event.answer, event.now_ms)
+    if state.options.explains_always or wants_explanation(state.client.headers):
+        flight.explanation = explain(event.answer)
+    return _route(state, flight)
+
+
+def _decided(state: Listener, event: Decided) -> Next:
+    return _route(state, from_decision(event.decision, event.now_ms))
+
+
+def _route(state: Listener, flight: Flight) -> Next:
+    if (known := state.options.connections) and not known.issuperset(flight.order[0]):
+        return _without_strangers(state, flight)
+    client = state.client
     flight.path, flight.model, flight.request = client.path, state.body.model, state.asked
     flight.is_stream = is_stream(client.headers, state.body)
-    _put_context(flight, state, event.answer)
+    _put_context(flight, state)
     routed = Pass(
         state.answers,
         set_headers=_order_headers(*flight.order),
-        remove_headers=_control_headers(client.headers, flight.stripped),
+        remove_headers=_control_headers(tuple(client.headers), flight.stripped),
+        modes=_ASKS_FOR_HEAD if state.answers == "request_headers" else (),
         chain=flight,
         clears_route=True,
     )
@@ -124,14 +138,40 @@ def _dispatch(state: Listener, event: Selected) -> Next:
     return Next(following, (Register(flight), *held, routed))
 
 
-def _put_context(flight: Flight, state: Listener, answer: policy_pb2.SelectTargetResponse) -> None:
+def _without_strangers(state: Listener, flight: Flight) -> Next:
+    """The catalogue names connections that Envoy was not configured with; it would answer an empty 503 at the first of
+    them. The service is asked again for the others, but not where a lease would end by that."""
+    known, asked = state.options.connections, state.asked
+    strange = Strange(tuple(name for name in flight.order[0] if name not in known))
+    held = _abandoned(flight)
+    allowed = known.intersection(asked.allowed_connections) if asked.allowed_connections else known
+    is_narrowed = known.issuperset(asked.allowed_connections) and bool(asked.allowed_connections)
+    if asked.HasField("lease") or is_narrowed or not allowed:
+        return Next(state._replace(phase=Phase.OVER), (strange, *held, local_replies.refused(_STRANGE)))
+    again = policy_pb2.SelectTargetRequest()
+    again.CopyFrom(asked)
+    again.ClearField("request_id")
+    del again.allowed_connections[:]
+    again.allowed_connections.extend(sorted(allowed))
+    return Next(state._replace(asked=again), (strange, *held, Select(again)))
+
+
+_STRANGE = CallFailed(
+    "UNKNOWN_TO_ENVOY",
+    503,
+    "Envoy has no cluster of the connection that was chosen: its configuration is older than the catalogue; make it "
+    "anew with `policy-service envoy-config`",
+)
+_ASKS_FOR_HEAD = (Mode.HEAD,)
+
+
+def _put_context(flight: Flight, state: Listener) -> None:
     asked, headers = state.asked, state.client.headers
-    flight.own_headers = {name: headers[name] for name, _ in flight.steps[0].set_headers if name in headers}
+    if flight.sets_headers:
+        flight.own_headers = tuple((name, headers[name]) for name, _ in flight.steps[0].set_headers if name in headers)
     flight.caller = (asked.caller_id, asked.caller_key_sha256)
     if asked.HasField("lease"):
         flight.lease = asked.lease
-    if state.options.explains_always or wants_explanation(headers):
-        flight.explanation = explain(answer)
 
 
 @lru_cache(maxsize=1_024)
@@ -141,8 +181,9 @@ def _order_headers(connections: tuple[str, ...], addresses: tuple[str, ...]) -> 
     return (*chain, (ENDPOINT_HEADER, ",".join(addresses))) if addresses else chain
 
 
-def _control_headers(names: Iterable[str], also: frozenset[str]) -> tuple[str, ...]:
-    """Those of the client's headers that no upstream gets."""
+@lru_cache(maxsize=128)
+def _control_headers(names: tuple[str, ...], also: frozenset[str]) -> tuple[str, ...]:
+    """Those of the client's headers that no upstream gets. Clients of one kind send the same names."""
     return tuple(
         [name for name in names if name in CONTROL_HEADERS or name in also or name.startswith(CONTROL_PREFIXES)]
     )
@@ -227,7 +268,22 @@ def _nothing(state: Listener, event: object) -> Next:
 
 def _pass_head(state: Listener, event: ResponseHeaders) -> Next:
     """Head of an answer to a request that was not routed: Envoy gave it itself, to one without Host for example."""
-    return Next(state._replace(phase=Phase.OVER), (_PASSED,))
+    passed = _too_large() if event.details == TOO_LARGE else _PASSED
+    return Next(state._replace(phase=Phase.OVER), (passed,))
+
+
+def _too_large() -> Pass:
+    """Envoy's 413 to a body beyond its buffer, in the shape that clients read."""
+    local = local_replies.refused(_TOO_LARGE)
+    return Pass("response_headers", tuple(local.headers), (ATTEMPT_COUNT_HEADER,), body=local.body)
+
+
+_TOO_LARGE = CallFailed(
+    "REQUEST_TOO_LARGE",
+    413,
+    "the request body is larger than this gateway reads: send less, or name the route in x-policy-route or the path, "
+    "so that it need not be read",
+)
 
 
 _VERDICTS = {"dispatch": _dispatch, "wait": _wait, "reject": _reject}
@@ -236,6 +292,7 @@ TABLE: Table = {
     (Phase.NEW, RequestHeaders): _read,
     (Phase.BODY, RequestBody): _read_body,
     (Phase.SELECTING, Selected): _decide,
+    (Phase.SELECTING, Decided): _decided,
     (Phase.SELECTING, CallFailed): _refuse,
     (Phase.WAITING, Waited): _ask_again,
     (Phase.ROUTED, ResponseHeaders): _answered,

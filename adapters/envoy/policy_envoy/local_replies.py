@@ -91,7 +91,8 @@ def unanswered(details: str) -> tuple[Sequence[tuple[str, str]], bytes]:
 NO_ROUTE = CallFailed(
     "model_not_found",
     404,
-    "no route is named: send x-policy-route, a path such as /routes/<route>/v1/..., or let the gateway read the body",
+    "no route is named: send x-policy-route, a path such as /routes/<route>/v1/..., or let the gateway read the model "
+    "from the body (--set envoy.reads_body=true)",
 )
 
 

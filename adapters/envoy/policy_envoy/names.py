@@ -13,6 +13,10 @@ LISTENER_STAGE = "listener"
 UPSTREAM_STAGE = "upstream"
 CONNECTION = "x-policy-connection"
 BASE_PATH = "x-policy-base-path"
+CONNECTIONS = "x-policy-connections"
+"""Connections that this Envoy has clusters of, blanks between them. Absent: unknown, or all share one cluster."""
+REQUEST = "x-policy-request"
+"""Id of the client request, the same in both stages: by it Envoy chooses among several processes of the door."""
 
 # Request headers of the client.
 ROUTE_HEADER = "x-policy-route"
@@ -52,6 +56,9 @@ ATTEMPT_COUNT_HEADER = "x-envoy-attempt-count"
 ANSWERED = "via_upstream"
 """Envoy's response code details of an upstream's own answer. An attempt that had one and that a process of the door has
 not seen was seen by another process."""
+
+TOO_LARGE = "request_payload_too_large"
+"""Envoy's response code details of its 413 to a body beyond its buffer."""
 
 CONTROL_PREFIXES = ("x-policy-", "x-omniroute-")
 """Headers of the client for the service only: they reach no upstream, known or not."""

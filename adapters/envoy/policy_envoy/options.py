@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from policy_service.domain.watchdog import WatchdogSettings
 
+LARGEST_MESSAGE_BYTES = 68_157_440
+"""A request body as large as the buffers of the generated configuration, and what comes with it."""
+
 
 def _off(connection: str) -> WatchdogSettings:
     return WatchdogSettings()
@@ -30,5 +33,7 @@ class DoorOptions:
     """Answer with `x-policy-decision` also unasked."""
     holds_streams: bool = True
     """Hold the head of a streamed answer back until its first output, so that an early error can still fail over."""
+    connections: frozenset[str] = frozenset()
+    """Connections that the Envoy of a stream has clusters of, as it says itself; empty: unknown."""
     watchdog: Callable[[str], WatchdogSettings] = _off
     """Settings of the throughput watchdog for a connection."""

@@ -14,13 +14,17 @@ from typing import Any, TypeVar
 
 from policy_envoy import actions, events, registry
 from policy_envoy.calls import PolicyCallError, PolicyCalls
-from policy_envoy.flight import Flight
+from policy_envoy.flight import Decision, Flight
 from policy_service.generated.policy.v1 import lease_pb2, permit_pb2, policy_pb2
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RENEW_EVERY_S = 0.2
+_TOLD = 1_000
+"""Connections without a cluster that are told of, each once."""
+WAITING = object()
+"""Stands for an event that has to be waited for."""
 
 
 @dataclass(slots=True)
@@ -46,16 +50,19 @@ class Performer:
     now_ms: Callable[[], float]
     flights: registry.Registry = field(default_factory=registry.Registry)
     counters: Counters = field(default_factory=Counters)
+    _strange: set[str] = field(default_factory=set)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _renewer: asyncio.Task[None] | None = None
 
-    def perform(self, action: actions.Action) -> Awaitable[Any] | None:
-        """Carry out one action that is no reply; what there is to wait for, if any, gives the event that follows."""
-        now = _AT_ONCE.get(type(action))
-        if now is not None:
-            now(self, action)
-            return None
-        return _WAITED_FOR[type(action)](self, action)
+    def perform(self, action: actions.Action) -> Any:
+        """Carry out one action that is no reply; the event that it causes, if any. WAITING: nothing is done, see
+        `awaited`."""
+        now = _NOW.get(type(action))
+        return WAITING if now is None else now(self, action)
+
+    async def awaited(self, action: actions.Action) -> Any:
+        """Carry out an action that takes waiting; the event that follows."""
+        return await _WAITED_FOR[type(action)](self, action)
 
     def finish(self, wanted: Iterable[actions.Action]) -> None:
         """Carry out what still makes sense where Envoy has ended the stream: no reply, nothing that is waited for."""
@@ -102,6 +109,16 @@ class Performer:
         return events.Waited()
 
     # -- at once -------------------------------------------------------------------------------------------
+    def _selected(self, action: actions.Select) -> Any:
+        try:
+            found = self.calls.selected(action.request)
+        except PolicyCallError as error:
+            return _call_failed(error)
+        if found is None:
+            return WAITING
+        now = self.now_ms()
+        return events.Decided(found, now) if isinstance(found, Decision) else events.Selected(found, now)
+
     def _report(self, action: actions.Report) -> None:
         self.counters.reports += 1
         if action.request.final:
@@ -141,6 +158,16 @@ class Performer:
         except PolicyCallError as error:
             log.warning("a permit was not given back and ends by time: %s", error.message)
 
+    def _tell_strange(self, action: actions.Strange) -> None:
+        for name in action.connections:
+            if name not in self._strange and len(self._strange) < _TOLD:
+                self._strange.add(name)
+                log.warning(
+                    "Envoy has no cluster of connection %s, which is passed over: make its configuration anew with "
+                    "`policy-service envoy-config`, and start Envoy with it",
+                    name,
+                )
+
     def _register(self, action: actions.Register) -> None:
         self.flights.enter(action.flight)
 
@@ -150,7 +177,8 @@ class Performer:
             self._renewer = asyncio.get_running_loop().create_task(self._renew())
 
     def _begin(self, action: actions.Begin) -> None:
-        self._all_reported(registry.begin(action.flight, action.attempt, self.now_ms()))
+        if found := registry.begin(action.flight, action.attempt, self.now_ms()):
+            self._all_reported(found)
 
     def _unanswered(self, action: actions.Unanswered) -> None:
         now = self.now_ms()
@@ -210,12 +238,14 @@ _AT_ONCE: Mapping[type, Callable[[Performer, Any], None]] = {
     actions.Success: Performer._success,
     actions.Release: Performer._release,
     actions.Register: Performer._register,
+    actions.Strange: Performer._tell_strange,
     actions.Hold: Performer._hold,
     actions.Begin: Performer._begin,
     actions.Unanswered: Performer._unanswered,
     actions.Settle: Performer._settle,
     actions.Leave: Performer._leave,
 }
+_NOW: Mapping[type, Callable[[Performer, Any], Any]] = {**_AT_ONCE, actions.Select: Performer._selected}
 
 
 def renewals(flight: Flight) -> Iterator[permit_pb2.RenewPermitRequest]:

@@ -62,7 +62,7 @@ class Registry:
 
 def unanswered(flight: Flight, step: Step, started_ms: float, now_ms: float) -> list[policy_pb2.ReportOutcomeRequest]:
     """Note an attempt without answer; a report only where it is known already what it means."""
-    flight.unanswered.append((step, started_ms))
+    flight.unanswered += ((step, started_ms),)
     if flight.is_client_gone or flight.is_over:
         return settle(flight, now_ms, "", is_client_gone=flight.is_client_gone)
     return []
@@ -85,7 +85,7 @@ def _note_unseen(flight: Flight, attempts: int, now_ms: float) -> None:
     if attempts <= flight.begun:
         return
     for step in flight.steps[flight.begun : attempts]:
-        flight.unanswered.append((step, now_ms))
+        flight.unanswered += ((step, now_ms),)
     flight.begun = attempts
 
 
@@ -110,7 +110,7 @@ def settle(
     flight.is_client_gone, flight.is_over = is_client_gone, is_over
     if not flight.unanswered:
         return []
-    waiting, flight.unanswered = flight.unanswered, []
+    waiting, flight.unanswered = flight.unanswered, ()
     return list(_reports(flight, waiting, now_ms, details))
 
 
@@ -124,5 +124,5 @@ def _reports(
             continue
         report = reports.network_error(flight, step, details, times)
         report.final = flight.is_over
-        flight.attempts.append(reports.earlier_attempt(step, report))
+        flight.attempts += (reports.earlier_attempt(step, report),)
         yield report

@@ -63,7 +63,7 @@ class RemoteCalls:
         self._metadata: Sequence[tuple[str, str]] = (("authorization", f"Bearer {key}"),) if key else ()
 
     async def select(self, request: policy_pb2.SelectTargetRequest) -> policy_pb2.SelectTargetResponse:
-        """SelectTarget, under a request id of its own, so that a repetition takes no second place."""
+        """SelectTarget, under a request id of its own, which the message keeps: whoever asks again has its place."""
         if not request.request_id:
             request.request_id = secrets.token_hex(12)
         answer: policy_pb2.SelectTargetResponse = await self._call(
@@ -75,6 +75,9 @@ class RemoteCalls:
         """ReportOutcome."""
         answer: policy_pb2.ReportOutcomeResponse = await self._call(self._stub.ReportOutcome, request)
         return answer
+
+    def selected(self, request: policy_pb2.SelectTargetRequest) -> None:
+        """A call takes waiting."""
 
     def told(self, success: Success) -> bool:
         """A call takes waiting."""

@@ -10,12 +10,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from policy_envoy.names import SERVICE
+from policy_envoy.options import LARGEST_MESSAGE_BYTES
 from policy_envoy.servicer import Door
 
 DRAIN_S = 10.0
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 67_108_864),  # request bodies come whole
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES),  # request bodies come whole
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -21,21 +22,25 @@ from policy_envoy.attempt_state import Attempt
 from policy_envoy.calls import PolicyCallError, PolicyCalls
 from policy_envoy.flight import Flight, from_carried
 from policy_envoy.names import (
+    ANSWERED,
     ATTEMPT_COUNT_HEADER,
     BASE_PATH,
     CONNECTION,
+    CONNECTIONS,
     LISTENER_STAGE,
     SERVICE,
     STAGE,
     UPSTREAM_STAGE,
 )
 from policy_envoy.options import DoorOptions
-from policy_envoy.performing import Counters, Performer
+from policy_envoy.performing import WAITING, Counters, Performer
 from policy_envoy.phases import Table, UnexpectedEventError, step
 from policy_envoy.wire import write_reply
 
 log = logging.getLogger(__name__)
 
+Metadata = Iterable[tuple[str, Any]]
+"""Of a stream."""
 Admit = Callable[[Any], Callable[[], None]]
 """Lets a stream in by its metadata and returns what ends it; raises to refuse."""
 
@@ -53,6 +58,8 @@ class Run:
     state: Any
     metadata: Mapping[str, str]
     is_listener: bool
+    is_over: bool = False
+    """Nothing that Envoy may still say matters."""
 
 
 class Door:
@@ -65,7 +72,8 @@ class Door:
     """
 
     def __init__(self, calls: PolicyCalls, options: DoorOptions, now_ms: Callable[[], float] = monotonic_ms) -> None:
-        self._listener = listener.Listener(options)
+        self._options = options
+        self._listeners: dict[str, listener.Listener] = {}
         self._attempt = Attempt(options)
         self._now_ms = now_ms
         self._performer = Performer(calls, now_ms)
@@ -86,20 +94,24 @@ class Door:
         To the library a call with one answer, though others may be written before it: that one goes out together with
         the status, which saves each stream a turn of both sides. On the wire there is no difference.
         """
-        process = grpc.stream_unary_rpc_method_handler(self._process_of(admit), wire.read_message, None)
-        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+        return _Process(
+            lambda metadata: grpc.stream_unary_rpc_method_handler(
+                self._process_of(admit, metadata), wire.read_message, None
+            )
+        )
 
     async def close(self) -> None:
         """Let reports under way come to their end."""
         await self._performer.close()
 
-    def _process_of(self, admit: Admit | None) -> Callable[[Any, Any], Awaitable[bytes | None]]:
+    def _process_of(self, admit: Admit | None, metadata: Metadata) -> Callable[[Any, Any], Awaitable[bytes | None]]:
+        named = dict(metadata)
+
         async def process(requests: Any, context: Any) -> bytes | None:
-            metadata = context.invocation_metadata() or ()
             leave = last = None
             try:
                 leave = None if admit is None else admit(metadata)
-                last = await self._serve(context, {key: value for key, value in metadata if isinstance(value, str)})
+                last = await self._serve(context, named)
                 if last is None:
                     await context.abort(grpc.StatusCode.CANCELLED, "ended by Envoy")
             except PolicyCallError as error:  # the service is away: Envoy's fail mode decides
@@ -118,7 +130,7 @@ class Door:
         """The reply that ends the stream; None: Envoy has ended it."""
         run, last = self._begin(metadata), None
         try:
-            while not run.state.is_over and (message := await context.read()) is not grpc.aio.EOF:
+            while not run.is_over and (message := await context.read()) is not grpc.aio.EOF:
                 last = await self._take(run, context.write, self._event(run, message))
             return last
         finally:
@@ -127,27 +139,42 @@ class Door:
     def _begin(self, metadata: Mapping[str, str]) -> Run:
         stage = metadata.get(STAGE)
         if stage == LISTENER_STAGE:
-            return Run(listener.TABLE, self._listener, metadata, True)
+            return Run(listener.TABLE, self._listener_of(metadata.get(CONNECTIONS, "")), metadata, True)
         if stage == UPSTREAM_STAGE:
             return Run(attempt.TABLE, self._attempt, metadata, False)
         raise UnexpectedEventError(f"initial metadata {STAGE} is {stage!r}; send {LISTENER_STAGE} or {UPSTREAM_STAGE}")
 
+    def _listener_of(self, connections: str) -> listener.Listener:
+        """The first state of the stage for an Envoy with these clusters; there are few of them."""
+        found = self._listeners.get(connections)
+        if found is None:
+            if len(self._listeners) >= _ENVOYS_KEPT:
+                self._listeners.clear()
+            options = replace(self._options, connections=frozenset(connections.split()))
+            found = self._listeners[connections] = listener.Listener(options)
+        return found
+
     async def _take(self, run: Run, write: Callable[[bytes], Awaitable[None]], event: Any) -> bytes | None:
         """One event, and those that the calls it causes result in; the reply that ends the stream is returned."""
-        perform = self._performer.perform
+        performer = self._performer
         while event is not None:
             run.state, wanted = step(run.table, run.state, event)
-            last = _last_reply(wanted) if run.state.is_over else None
+            run.is_over = run.state.is_over
+            last = _last_reply(wanted) if run.is_over else None
             event, left = None, iter(wanted)
             try:
                 for action in left:
-                    if action is last:
-                        asyncio.get_running_loop().call_soon(self._performer.finish, left)  # once the reply is out
-                        return write_reply(last)
                     if isinstance(action, REPLIES):
-                        await write(write_reply(action))
-                    elif (waiting := perform(action)) is not None:
-                        event = await waiting
+                        data = write_reply(action)
+                        # Whatever else has come is worked on first: replies of a busy process then leave close
+                        # together, and Envoy is woken once for several of them.
+                        await asyncio.sleep(0)
+                        if action is last:
+                            asyncio.get_running_loop().call_soon(performer.finish, left)  # once the reply is out
+                            return data
+                        await write(data)
+                    elif (found := performer.perform(action)) is not None:
+                        event = await performer.awaited(action) if found is WAITING else found
             except BaseException:  # Envoy is gone, which is no reason to keep a report back
                 self._performer.finish(left)
                 raise
@@ -155,7 +182,7 @@ class Door:
 
     def _finish(self, run: Run) -> None:
         """The stream is over; there may still be something to tell."""
-        if run.state.is_over:
+        if run.is_over:
             return
         run.state, wanted = step(run.table, run.state, events.Closed(self._now_ms()))
         self._performer.finish(wanted)
@@ -167,17 +194,17 @@ class Door:
 
     def _request_headers(self, run: Run, message: Any, part: Any) -> Any:
         now = self._now_ms()
+        counters = self._performer.counters
         if run.is_listener:
-            self.counters.requests += 1
+            counters.requests += 1
             return events.RequestHeaders(wire.headers_of(part), not part.end_of_stream, now)
-        self.counters.attempts += 1
-        headers = wire.some_headers_of(part, _OF_ATTEMPT)
+        counters.attempts += 1
         return events.AttemptHeaders(
-            headers,
+            {":path": wire.header_of(part, ":path")},
             not part.end_of_stream,
             now,
             self._flight_of(message, now),
-            int(headers.get(ATTEMPT_COUNT_HEADER) or 1),
+            int(wire.header_of(part, ATTEMPT_COUNT_HEADER, comes_late=True) or 1),
             run.metadata.get(CONNECTION) or wire.connection_of(message),
             run.metadata.get(BASE_PATH, ""),
         )
@@ -189,10 +216,19 @@ class Door:
         return self._performer.flights.find(carried.partition("\n")[0]) or from_carried(carried, now)
 
     def _response_headers(self, run: Run, message: Any, part: Any) -> Any:
-        headers = wire.some_headers_of(part, _OF_LAST_ANSWER) if run.is_listener else wire.headers_of(part)
-        details = wire.details_of(message) if run.is_listener else ""
+        if run.is_listener:
+            return self._last_answer(message, part)
+        headers = wire.headers_of(part)
         status = int(headers.get(":status") or 0)
-        return events.ResponseHeaders(status, headers, not part.end_of_stream, self._now_ms(), details)
+        return events.ResponseHeaders(status, headers, not part.end_of_stream, self._now_ms())
+
+    def _last_answer(self, message: Any, part: Any) -> Any:
+        """What the listener stage looks at in the head of the answer that the client gets."""
+        details = wire.details_of(message)
+        headers = {ATTEMPT_COUNT_HEADER: wire.header_of(part, ATTEMPT_COUNT_HEADER, comes_late=True)}
+        if details != ANSWERED:
+            headers["content-type"] = wire.header_of(part, "content-type")
+        return events.ResponseHeaders(_UNREAD, headers, not part.end_of_stream, self._now_ms(), details)
 
     def _request_body(self, run: Run, message: Any, part: Any) -> Any:
         return events.RequestBody(part.body)
@@ -204,13 +240,31 @@ class Door:
         return events.ResponseTrailers(self._now_ms())
 
 
+class _Process(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    """Finds the method of a stream. The library has read the stream's metadata for that already; a context would read
+    it once more. A filter sends the same with each stream, unless it is traced."""
+
+    def __init__(self, method: Callable[[Metadata], Any]) -> None:
+        self._method = lru_cache(maxsize=_FILTERS_KEPT)(method)
+
+    def service(self, details: Any) -> Any:
+        """The method's handler; None: of another service."""
+        return self._method(details.invocation_metadata) if details.method == _PATH else None
+
+
+_PATH = f"/{SERVICE}/Process"
+_UNREAD = 0
+"""Status of an answer of which the listener stage looks at nothing but details and attempts."""
+_ENVOYS_KEPT = 64
+_FILTERS_KEPT = 1_024
+
+
 def _last_reply(wanted: Sequence[Action]) -> Reply | None:
-    return next((action for action in reversed(wanted) if isinstance(action, REPLIES)), None)
+    for action in reversed(wanted):
+        if isinstance(action, REPLIES):
+            return action
+    return None
 
-
-_OF_ATTEMPT = frozenset({":path", ATTEMPT_COUNT_HEADER})
-_OF_LAST_ANSWER = frozenset({":status", "content-type", ATTEMPT_COUNT_HEADER})
-"""What the stages look at in these messages."""
 
 _READ: Mapping[str, Callable[[Door, Run, Any, Any], Any]] = {
     "request_headers": Door._request_headers,

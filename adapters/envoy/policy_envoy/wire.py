@@ -32,11 +32,17 @@ def headers_of(message: Any) -> dict[str, str]:
         return {header.key: _text(header.raw_value) or header.value for header in message.headers.headers}
 
 
-def some_headers_of(message: Any, names: frozenset[str]) -> dict[str, str]:
-    """Only these, which costs a fraction."""
-    return {
-        header.key: _text(header.raw_value) or header.value for header in message.headers.headers if header.key in names
-    }
+def header_of(message: Any, name: str, *, comes_late: bool = False) -> str:
+    """One header, empty if there is none, which costs a fraction of all of them where it is found soon.
+
+    Args:
+        comes_late: Envoy adds it, behind those of the client or the upstream.
+    """
+    headers = message.headers.headers
+    for header in reversed(headers) if comes_late else headers:
+        if header.key == name:
+            return _text(header.raw_value) or header.value
+    return ""
 
 
 def _text(raw: bytes) -> str:
@@ -141,6 +147,7 @@ _FIELDS: Mapping[Mode, Mapping[str, Any]] = {
     Mode.ERROR_BODY: {"response_body_mode": ProcessingMode.BUFFERED_PARTIAL},
     Mode.CHUNKS: {"response_body_mode": ProcessingMode.STREAMED},
     Mode.HELD: {"response_body_mode": ProcessingMode.FULL_DUPLEX_STREAMED, "response_trailer_mode": _SEND},
+    Mode.HEAD: {},
     Mode.END: {"response_trailer_mode": _SEND},
 }
 
@@ -187,8 +194,17 @@ _REQUEST_KEY, _NAMESPACE_KEY = _field(1, _CARRIED.encode()), _field(1, DECISION_
 def _carried(flight: Flight) -> bytes:
     """dynamic_metadata {DECISION_NAMESPACE: {_CARRIED: text}}: written by hand, since no two requests share it and the
     messages in between cost several times as much."""
-    text = _field(1, _REQUEST_KEY + _field(2, _field(3, flight.carried().encode())))
-    return _field(8, _field(1, _NAMESPACE_KEY + _field(2, _field(5, text))))
+    data = flight.carried().encode()
+    return _before(len(data)) + data
+
+
+@lru_cache(maxsize=4_096)
+def _before(size: int) -> bytes:
+    """What stands before a text of so many bytes: all of it but the text depends on its size alone."""
+    data = bytes(size)
+    text = _field(1, _REQUEST_KEY + _field(2, _field(3, data)))
+    whole = _field(8, _field(1, _NAMESPACE_KEY + _field(2, _field(5, text))))
+    return whole[: len(whole) - size]
 
 
 def _local(reply: Local) -> bytes:

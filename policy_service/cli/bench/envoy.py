@@ -22,7 +22,7 @@ import yaml
 from policy_envoy.configuration import Choices, bootstrap
 
 from policy_service.cli.bench import http_load
-from policy_service.cli.bench.figures import Figure, alone, compared
+from policy_service.cli.bench.figures import ROUNDS, Figure, alone, compared
 from policy_service.cli.bench.load import Sample
 from policy_service.cli.bench.processes import BenchError, Child, free_address, running
 from policy_service.cli.bench.wire import quantile, rounds
@@ -31,6 +31,9 @@ from policy_service.settings.catalogue_file import load_catalogue
 
 BUSY: Final = 32
 """Connections of the throughput figures."""
+BUSY_ROUND_S: Final = 1.0
+"""Length of their rounds, five at least. A shorter one measures how programs that have just stood still fill their
+caches and take 32 new connections."""
 _ANSWER: Final = json.dumps({"id": "chatcmpl-1", "choices": [{"message": {"role": "assistant", "content": "hello"}}]})
 _BODY: Final = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hello " * 100}]}).encode()
 _PATH: Final = "/v1/chat/completions"
@@ -77,8 +80,8 @@ async def figures(seconds: float) -> list[Figure]:
 
 
 async def _measured(each: Pass, seconds: float) -> list[Figure]:
-    single = await _rounds(each, 1, seconds)
-    busy = await _rounds(each, BUSY, seconds)
+    single = await _rounds(each, 1, seconds, rounds(seconds))
+    busy = await _rounds(each, BUSY, seconds, max(ROUNDS, round(seconds / BUSY_ROUND_S)))
     return [
         *_added(each, single, "p50", 0.5),
         *_added(each, single, "p99", 0.99),
@@ -112,13 +115,12 @@ def _added(each: Pass, taken: list[Triple], what: str, share: float) -> list[Fig
     ]
 
 
-async def _rounds(each: Pass, connections: int, seconds: float) -> list[Triple]:
-    count = rounds(seconds)
+async def _rounds(each: Pass, connections: int, seconds: float, count: int) -> list[Triple]:
     variants = (each.alone, each.no_op, each.door)
     found: list[Triple] = []
     for number in range(-1, count):  # round -1 warms up
         taken: dict[str, Sample] = {}
-        for variant in variants if number % 2 else reversed(variants):
+        for variant in variants:  # in a circle: whoever runs twice in a row finds its caches warm
             with progress(f"{each.title}, {connections} in flight: {variant.name}"):
                 taken[variant.name] = await http_load.load(
                     variant.address, variant.request, connections, seconds / count

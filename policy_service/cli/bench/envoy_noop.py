@@ -18,20 +18,20 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 def replies(*, with_body: bool) -> dict[str, bytes]:
-    """Reply by kind of message; with `with_body` the listener stage asks for the request body, as the door does."""
+    """Reply by kind of message; the listener stage asks for the head of the answer, as the door does, and with
+    `with_body` for the request body."""
     kinds = ("request_headers", "request_body", "response_headers", "response_body", "response_trailers")
     made: dict[str, Any] = {kind: ext_proc.ProcessingResponse() for kind in kinds}
     for kind, message in made.items():
         getattr(message, kind).SetInParent()
     asks = ext_proc.ProcessingResponse()
     asks.CopyFrom(made["request_headers"])
-    if with_body:
-        mode = ProcessingMode(
-            request_header_mode=ProcessingMode.SEND,
-            response_header_mode=ProcessingMode.SEND,
-            request_body_mode=ProcessingMode.BUFFERED,
-        )
-        asks.mode_override.CopyFrom(mode)
+    mode = ProcessingMode(
+        request_header_mode=ProcessingMode.SEND,
+        response_header_mode=ProcessingMode.SEND,
+        request_body_mode=ProcessingMode.BUFFERED if with_body else ProcessingMode.NONE,
+    )
+    asks.mode_override.CopyFrom(mode)
     return {**{kind: message.SerializeToString() for kind, message in made.items()}, "asks": asks.SerializeToString()}
 
 

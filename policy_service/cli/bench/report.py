@@ -89,7 +89,7 @@ def _caption(conditions: Conditions, reference: str) -> str:
     return (
         f"Client: {conditions.client}; failures: {conditions.failure_client}. "
         f"{conditions.cpus} CPUs, load {load}, Python {conditions.python}. "
-        f"Medians of {conditions.rounds} interleaved rounds, {conditions.seconds:g} s a measurement; "
+        f"Medians of interleaved rounds, {conditions.seconds:g} s a measurement; "
         f"the reference is {'the echo, for spans the same code without them' if reference is ECHO else reference}. "
         "Ratios travel between machines, absolute figures do not."
     )

@@ -24,6 +24,7 @@ from policy_service.application.errors import (
     NotBuiltError,
     OverloadedError,
     PolicyError,
+    SpoolRefusalError,
     StoreLostError,
     TokenError,
 )
@@ -39,6 +40,7 @@ _ERRORS: Final[Mapping[str, type[PolicyError]]] = {
     "STORE_UNAVAILABLE": StoreLostError,
     "DRAINING": DrainingError,
     "TOO_MANY_CALLS": OverloadedError,
+    "SPOOL_FULL": SpoolRefusalError,
     "LEASE_FENCE_STALE": FenceError,
     "LEASE_REQUIRED": FenceError,
 }

@@ -22,7 +22,7 @@ def bootstrap(catalogue: Catalogue, choices: Choices) -> Data:
     """
     found = upstreams(catalogue)
     admin = {"admin": {"address": address_of(choices.admin)}} if choices.admin else {}
-    listener = _listener(choices, _virtual_host(catalogue, choices, found))
+    listener = _listener(choices, _virtual_host(catalogue, choices, found), found)
     return {
         "node": {"id": "policy-gateway", "cluster": "policy-gateway"},
         **admin,
@@ -37,9 +37,8 @@ _ANSWER_BUFFER = 4
 """So does that of a client that reads slowly: answers wait in a buffer of so many times the largest body instead."""
 
 
-# HTTP/1.0 is what proxies in front may speak unasked (nginx). Refused, it would get no answer at all: Envoy closes
-# before the door has let its 426 pass.
-def _listener(choices: Choices, virtual_host: Data) -> Data:
+# HTTP/1.0 is what proxies in front may speak unasked (nginx).
+def _listener(choices: Choices, virtual_host: Data, connections: Iterable[str]) -> Data:
     buffer_bytes = min(_ANSWER_BUFFER * choices.body_limit_bytes, 2**31 - 1)
     manager = typed(
         "envoy.filters.network.http_connection_manager",
@@ -51,7 +50,7 @@ def _listener(choices: Choices, virtual_host: Data) -> Data:
         http2_protocol_options={"initial_stream_window_size": buffer_bytes},
         stream_idle_timeout="600s",
         route_config={"name": "policy", "virtual_hosts": [virtual_host]},
-        http_filters=listener_filters(choices),
+        http_filters=listener_filters(choices, connections),
     )
     return {
         "name": "clients",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 
 
 class FailMode(StrEnum):
@@ -43,7 +44,7 @@ class Choices:
     admin: str = "127.0.0.1:9901"
     """Empty: no admin interface."""
     policy: str = "127.0.0.1:50051"
-    """host:port or unix:/path of the door."""
+    """host:port or unix:/path of the door; of several processes of it, with commas."""
     policy_key: str = ""
     """Name of the environment variable of Envoy with the bearer key for the door; empty: none."""
     fail_mode: FailMode = FailMode.CLOSED
@@ -56,3 +57,27 @@ class Choices:
     """Authorities of upstream certificates."""
     body_limit_bytes: int = 16_777_216
     """Largest request that can still be retried, and largest error body that is read."""
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """Addresses of the door."""
+        return tuple(self.policy.split(","))
+
+    @property
+    def has_named_doors(self) -> bool:
+        """A name stands for any number of addresses."""
+        return not all(door.startswith("unix:") or is_numeric(door) for door in self.doors)
+
+    @property
+    def may_have_several_doors(self) -> bool:
+        """The stages of one request could meet in different processes."""
+        return len(self.doors) > 1 or self.has_named_doors
+
+
+def is_numeric(address: str) -> bool:
+    """The host of host:port is an IP address."""
+    try:
+        ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True

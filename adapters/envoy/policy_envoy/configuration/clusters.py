@@ -8,7 +8,7 @@ from typing import Any
 from policy_envoy.configuration.choices import Choices, CredentialSource, FailMode, Layout
 from policy_envoy.configuration.filters import POLICY_CLUSTER, Data, typed, upstream_filters
 from policy_envoy.configuration.upstreams import Upstream, UpstreamError
-from policy_envoy.names import ENDPOINT_HEADER, LB_NAMESPACE
+from policy_envoy.names import ENDPOINT_HEADER, LB_NAMESPACE, REQUEST
 
 SHARED_CLUSTER = "connections"
 NO_CLUSTER = "no_connection"
@@ -130,19 +130,41 @@ def _empty() -> Data:
 
 def _policy(choices: Choices) -> Data:
     http = {"@type": f"type.googleapis.com/{_HTTP}", "explicit_http_config": {"http2_protocol_options": _KEEPALIVE}}
-    endpoints = [{"endpoint": {"address": address_of(choices.policy)}}]
-    kind = "STATIC" if choices.policy.startswith("unix:") else "STRICT_DNS"
+    endpoints = [{"endpoint": {"address": address_of(door)}} for door in choices.doors]
     return {
         "name": POLICY_CLUSTER,
-        "type": kind,
+        "type": "STRICT_DNS" if choices.has_named_doors else "STATIC",
         "connect_timeout": "0.5s",
         "per_connection_buffer_limit_bytes": 4 * choices.body_limit_bytes,  # see docs/adr/0019
         "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _MANY)]},
         "load_assignment": {"cluster_name": POLICY_CLUSTER, "endpoints": [{"lb_endpoints": endpoints}]},
         "typed_extension_protocol_options": {_HTTP: http},
+        **(_among_doors() if choices.may_have_several_doors else {}),
     }
 
 
+def _among_doors() -> Data:
+    """One door for both stages of a request, by the id of the request; none that does not answer, unless all are so."""
+    maglev = typed(
+        "envoy.load_balancing_policies.maglev",
+        "load_balancing_policies.maglev.v3.Maglev",
+        consistent_hashing_lb_config={"hash_policy": [{"header": {"header_name": REQUEST}}]},
+    )
+    return {
+        "load_balancing_policy": {"policies": [{"typed_extension_config": maglev}]},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
+        "health_checks": [_HEALTH],
+    }
+
+
+_HEALTH: Data = {
+    "interval": "1s",
+    "no_traffic_interval": "1s",
+    "timeout": "1s",
+    "unhealthy_threshold": 1,
+    "healthy_threshold": 1,
+    "grpc_health_check": {},
+}
 _KEEPALIVE: Data = {"connection_keepalive": {"interval": "30s", "timeout": "5s"}}
 
 

@@ -4,15 +4,16 @@ chain."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from policy_envoy.configuration.choices import Choices, CredentialSource, FailMode
+from policy_envoy.configuration.choices import Choices, CredentialSource, FailMode, Layout
 from policy_envoy.configuration.upstreams import Upstream
 from policy_envoy.names import (
     BASE_PATH,
     CHAIN_NAMESPACE,
     CONNECTION,
+    CONNECTIONS,
     CONTROL_HEADERS,
     CONTROL_PREFIXES,
     DECISION_HEADER,
@@ -20,6 +21,7 @@ from policy_envoy.names import (
     GATEWAY_HEADERS,
     LB_NAMESPACE,
     LISTENER_STAGE,
+    REQUEST,
     RETRY_HEADER,
     STAGE,
     UPSTREAM_STAGE,
@@ -49,13 +51,29 @@ def typed(name: str, kind: str, **fields: Any) -> Data:
     return {"name": name, "typed_config": {"@type": _TYPE + kind, **fields}}
 
 
-def listener_filters(choices: Choices) -> list[Data]:
-    """Filters of the client's side: hygiene, first stage, router."""
+def listener_filters(choices: Choices, connections: Iterable[str]) -> list[Data]:
+    """Filters of the client's side: hygiene, first stage, router.
+
+    Args:
+        connections: those that have an upstream here.
+    """
+    known = _listed(connections) if choices.layout is not Layout.SHARED else ""
+    initial = {CONNECTIONS: known} if known else None
     return [
         _header_mutation(request=[{"remove": name} for name in (*_foreign(), *_ENVOY_WISHES)]),
-        _ext_proc(choices, LISTENER_STAGE, choices.max_wait_ms + _ANSWER_MS),
+        _ext_proc(choices, LISTENER_STAGE, choices.max_wait_ms + _ANSWER_MS, initial),
         typed("envoy.filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True),
     ]
+
+
+def _listed(connections: Iterable[str]) -> str:
+    """What the door is told of the clusters; empty where a metadata value cannot hold it."""
+    text = " ".join(sorted(connections))
+    return text.replace("%", "%%") if text.isascii() and len(text) <= _LIST_LIMIT else ""
+
+
+_LIST_LIMIT = 4_096
+"""gRPC refuses more than 8 KiB of metadata; beyond this the door takes every connection to have a cluster."""
 
 
 def _foreign() -> tuple[str, ...]:
@@ -99,6 +117,8 @@ def _by_prefix(prefix: str) -> Data:
 
 
 def _ext_proc(choices: Choices, stage: str, timeout_ms: int, initial: Mapping[str, str] | None = None) -> Data:
+    # Where the door has seen no request there is nothing to ask it: a 400 of Envoy's codec must not wait, since
+    # Envoy closes the connection at once. The door itself asks for the answer's head of a request that it has routed.
     is_listener = stage == LISTENER_STAGE
     attributes = (
         {"response_attributes": ["response.code_details"]}
@@ -112,7 +132,7 @@ def _ext_proc(choices: Choices, stage: str, timeout_ms: int, initial: Mapping[st
         "filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service=_grpc_service(choices, {STAGE: stage, **(initial or {})}),
         failure_mode_allow=choices.fail_mode == FailMode.OPEN,
-        processing_mode={"request_header_mode": "SEND", "response_header_mode": "SEND"},
+        processing_mode={"request_header_mode": "SEND", "response_header_mode": "SKIP" if is_listener else "SEND"},
         allow_mode_override=True,
         message_timeout=f"{timeout_ms / 1000}s",
         mutation_rules={"allow_all_routing": True, "allow_envoy": True},
@@ -130,7 +150,25 @@ def _grpc_service(choices: Choices, initial: Mapping[str, str]) -> Data:
     metadata = [{"key": name, "value": value} for name, value in initial.items()]
     if choices.policy_key:
         metadata.append({"key": "authorization", "value": f"Bearer %ENVIRONMENT({choices.policy_key})%"})
-    return {"envoy_grpc": {"cluster_name": POLICY_CLUSTER}, "initial_metadata": metadata, "timeout": "0s"}
+    if choices.may_have_several_doors:
+        metadata.append({"key": REQUEST, "value": "%STREAM_ID%"})
+    retries = {"retry_policy": _OTHER_DOOR} if choices.may_have_several_doors else {}
+    return {"envoy_grpc": {"cluster_name": POLICY_CLUSTER}, "initial_metadata": metadata, "timeout": "0s", **retries}
+
+
+_OTHER_DOOR: Data = {
+    "retry_on": "connect-failure,refused-stream",
+    "num_retries": 2,
+    "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.01s"},
+    "retry_host_predicate": [
+        {
+            "name": "envoy.retry_host_predicates.previous_hosts",
+            "typed_config": {"@type": _TYPE + "retry.host.previous_hosts.v3.PreviousHostsPredicate"},
+        }
+    ],
+    "host_selection_retry_max_attempts": 8,
+}
+"""A door that is gone is passed over at once, before a health check has found it out."""
 
 
 def _header_mutation(*, request: Sequence[Data] = (), response: Sequence[Data] = ()) -> Data:
