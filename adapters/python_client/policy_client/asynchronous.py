@@ -63,7 +63,7 @@ class AsyncPolicyClient(ClientBase):
 
     def _enter(self) -> None:
         """Tasks of a loop that is over end no more: what they were to send is kept, and the service looked for anew."""
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
         if loop is self._loop:
             return
         if self._loop is not None and self._loop.is_running():
@@ -385,3 +385,11 @@ async def _called(call: AsyncCall[T], attempt: Attempt) -> steps.Event[T]:
             return steps.Answered(await call(attempt))
     except Exception as error:
         return steps.Raised(error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        text = "AsyncPolicyClient needs asyncio, and no event loop of it runs here"
+        raise RuntimeError(f"{text}; under trio use PolicyClient in a thread") from None

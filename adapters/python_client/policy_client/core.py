@@ -116,8 +116,9 @@ class Core:
         """SelectTarget failed; only a failure of the transport lets the client decide by itself."""
         if not isinstance(error, ServiceAwayError):
             return steps.Failed(error)
+        may_hold = not error.was_not_reached
         order = local_order(request, self._away, self.known)
-        return steps.LocalOrder(order) if order else steps.Failed(_refused(error))
+        return steps.LocalOrder(order, may_hold) if order else steps.Failed(_refused(error), may_hold)
 
     # -- sending behind --------------------------------------------------------------------------------
     def not_reported(self, request: messages.ReportOutcomeRequest, error: Exception) -> steps.ReportLost:
@@ -128,7 +129,8 @@ class Core:
     def not_sent(self, behind: Behind, error: Exception) -> None:
         """Something sent behind failed: kept for later, unless the service refuses it for good."""
         if isinstance(error, PASSING):
-            self._flush_at = self.sources.now() + FLUSH_MS
+            stated_ms = (error.retry_after_ms or 0) if isinstance(error, ServiceError) else 0
+            self._flush_at = self.sources.now() + max(FLUSH_MS, stated_ms)
             self.keep(behind)
         elif isinstance(behind, BehindReport):
             log.warning("a report is not taken: %s", error)
@@ -162,7 +164,7 @@ class Core:
     def closing(self) -> None:
         """The last word on what is kept."""
         if self.has_kept:
-            log.warning("closed; not sent: reports %d, grants given back %d", len(self.backlog), len(self.returns))
+            log.warning("closed; not sent: reports %d, grants to give back %d", len(self.backlog), len(self.returns))
 
     def due(self) -> tuple[list[Kept], messages.ReportOutcomesRequest]:
         """The oldest kept reports, taken out, and the batch that sends them."""

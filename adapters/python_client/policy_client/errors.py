@@ -18,6 +18,9 @@ from policy_client import messages
 
 DOMAIN = "policy.v1"
 DETAILS_TRAILER = "grpc-status-details-bin"
+_NO_CONNECTION = ("failed to connect", "DNS resolution failed", "nothing listens")
+"""What gRPC, and the fake of `testing`, say where no connection came about."""
+UNAVAILABLE, DEADLINE_EXCEEDED = "UNAVAILABLE", "DEADLINE_EXCEEDED"
 
 
 class PolicyClientError(Exception):
@@ -27,9 +30,14 @@ class PolicyClientError(Exception):
 class ServiceAwayError(PolicyClientError):
     """The transport failed and the service said nothing. `code` is the name of the gRPC status."""
 
-    def __init__(self, message: str, code: str = "UNAVAILABLE") -> None:
+    def __init__(self, message: str, code: str = UNAVAILABLE) -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def was_not_reached(self) -> bool:
+        """The call did not get there: there was no connection to send it on."""
+        return self.code == UNAVAILABLE and any(words in str(self) for words in _NO_CONNECTION)
 
 
 class RefusedWhileAwayError(ServiceAwayError):
@@ -41,6 +49,9 @@ class ClientClosedError(PolicyClientError):
 
     def __init__(self) -> None:
         super().__init__("this client is closed: make another one, or close it after its last stream")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 class FieldViolation(NamedTuple):
@@ -127,6 +138,10 @@ class NoTargetError(PolicyClientError):
         self.exclusions = tuple(exclusions)
         self.attempts = tuple(attempts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self.reject, *self.exclusions), self.attempts
+        return _no_target, tuple([each.SerializeToString() for each in listed] for listed in parts)
+
     @property
     def http_status(self) -> int:
         """Status to give to the client."""
@@ -155,6 +170,9 @@ class LeaseUnavailableError(PolicyClientError):
         super().__init__(answer.message or answer.code)
         self.answer = answer
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_lease, (self.answer.SerializeToString(),)
+
 
 class LeaseLostError(PolicyClientError):
     """The lease is over: the service said so, or its time ran out unrenewed. `code` as in the contract."""
@@ -162,6 +180,22 @@ class LeaseLostError(PolicyClientError):
     def __init__(self, code: str) -> None:
         super().__init__(f"the lease is over: {code}")
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code,)
+
+
+def _no_target(told: list[bytes], attempts: list[bytes]) -> NoTargetError:
+    """The error as another process raised it; messages themselves cannot be pickled."""
+    return NoTargetError(
+        messages.Reject.FromString(told[0]),
+        [messages.Exclusion.FromString(each) for each in told[1:]],
+        [messages.EarlierAttempt.FromString(each) for each in attempts],
+    )
+
+
+def _no_lease(answer: bytes) -> LeaseUnavailableError:
+    return LeaseUnavailableError(messages.LeaseUnavailable.FromString(answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +213,9 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "PERMISSION_DENIED": ForbiddenError,
     "FAILED_PRECONDITION": FenceError,
     "RESOURCE_EXHAUSTED": OverloadedError,
-    "UNAVAILABLE": UnavailableError,
+    UNAVAILABLE: UnavailableError,
 }
-_OF_THE_TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN"})
+_OF_THE_TRANSPORT = frozenset({UNAVAILABLE, DEADLINE_EXCEEDED, "INTERNAL", "UNKNOWN"})
 """Statuses that a connection, a proxy or a deadline of our own ends a call with."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import httpx
 
 from policy_client.asynchronous import AsyncPolicyClient
-from policy_client.httpx_shell import AsyncShell, AsyncStream, BlockingShell, BlockingStream
+from policy_client.httpx_shell import AsyncShell, AsyncStream, BlockingShell, BlockingStream, transport_options
 from policy_client.synchronous import PolicyClient
 from policy_client.upstreams import Door, Sent, Upstream
 
@@ -57,10 +57,12 @@ class AsyncPolicyTransport(AsyncShell, httpx.AsyncBaseTransport):
 
 
 def client(policy: PolicyClient, door: Door, **options: Any) -> httpx.Client:
-    """A client for `http_client=`; `options` are those of `httpx.Client`."""
-    return httpx.Client(transport=PolicyTransport(policy, door), **options)
+    """A client for `http_client=`; `options` are those of `httpx.Client`, but `transport` and `mounts`."""
+    inner = httpx.HTTPTransport(**transport_options(options))
+    return httpx.Client(transport=PolicyTransport(policy, door, inner), **options)
 
 
 def async_client(policy: AsyncPolicyClient, door: Door, **options: Any) -> httpx.AsyncClient:
-    """An asyncio client for `http_client=`; `options` are those of `httpx.AsyncClient`."""
-    return httpx.AsyncClient(transport=AsyncPolicyTransport(policy, door), **options)
+    """The same for asyncio; `options` are those of `httpx.AsyncClient`, but `transport` and `mounts`."""
+    inner = httpx.AsyncHTTPTransport(**transport_options(options))
+    return httpx.AsyncClient(transport=AsyncPolicyTransport(policy, door, inner), **options)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import httpx2
 
 from policy_client.asynchronous import AsyncPolicyClient
-from policy_client.httpx_shell import AsyncShell, AsyncStream, BlockingShell, BlockingStream
+from policy_client.httpx_shell import AsyncShell, AsyncStream, BlockingShell, BlockingStream, transport_options
 from policy_client.synchronous import PolicyClient
 from policy_client.upstreams import Door, Sent, Upstream
 
@@ -58,10 +58,12 @@ class AsyncPolicyTransport(AsyncShell, httpx2.AsyncBaseTransport):
 
 
 def client(policy: PolicyClient, door: Door, **options: Any) -> httpx2.Client:
-    """A client for `http_client=`; `options` are those of `httpx2.Client`."""
-    return httpx2.Client(transport=PolicyTransport(policy, door), **options)
+    """A client for `http_client=`; `options` are those of `httpx2.Client`, but `transport` and `mounts`."""
+    inner = httpx2.HTTPTransport(**transport_options(options))
+    return httpx2.Client(transport=PolicyTransport(policy, door, inner), **options)
 
 
 def async_client(policy: AsyncPolicyClient, door: Door, **options: Any) -> httpx2.AsyncClient:
-    """An asyncio client for `http_client=`; `options` are those of `httpx2.AsyncClient`."""
-    return httpx2.AsyncClient(transport=AsyncPolicyTransport(policy, door), **options)
+    """The same for asyncio; `options` are those of `httpx2.AsyncClient`, but `transport` and `mounts`."""
+    inner = httpx2.AsyncHTTPTransport(**transport_options(options))
+    return httpx2.AsyncClient(transport=AsyncPolicyTransport(policy, door, inner), **options)

@@ -97,28 +97,73 @@ class Shell:
     def _returned(self, result: Result[Any]) -> Any:
         """The answer for the SDK, with the status and waiting time that the service gives it."""
         response = result.value
-        changed = result.http_status not in (None, response.status_code) or result.retry_after_ms is not None
-        if not changed:
-            return response
-        headers = list(restated(tuple(response.headers.multi_items()), result.retry_after_ms))
         status = result.http_status or response.status_code
-        return self.kit.Response(status, headers=headers, content=response.content, extensions=response.extensions)
+        if status < 400:
+            return self._unread(response)
+        headers = [*restated(tuple(response.headers.multi_items()), result.retry_after_ms), *_SETTLED]
+        return self._unread(
+            self.kit.Response(status, headers=headers, content=response.content, extensions=response.extensions)
+        )
+
+    def _unread(self, response: Any) -> Any:
+        """As a transport gives an answer: the client reads it, and so learns how long it took."""
+        return self.kit.Response(
+            response.status_code, headers=response.headers, stream=response.stream, extensions=response.extensions
+        )
 
     def _refused(self, error: Exception) -> Any:
         """An answer of our own, in the error shape that OpenAI and Anthropic clients both read."""
         shown = _as_reject(error)
-        headers = {"x-policy-code": shown.code}
+        headers = {"x-policy-code": shown.code, **dict(_SETTLED)}
         if shown.retry_after_ms is not None:
             headers["retry-after"] = str(-(-shown.retry_after_ms // 1000))
-        return self.kit.Response(shown.http_status, headers=headers, json=shown.body())
+        return self._unread(self.kit.Response(shown.http_status, headers=headers, json=shown.body()))
+
+
+_SETTLED = (("x-should-retry", "false"),)
+"""OpenAI's and Anthropic's SDKs obey it: what the policy gave up on is not tried twice more by them."""
 
 
 def _as_reject(error: Exception) -> NoTargetError:
     if isinstance(error, NoTargetError):
         return error
-    code = getattr(error, "reason", "") or getattr(error, "code", "")
-    status = 409 if isinstance(error, LeaseLostError) else 503
-    return NoTargetError(messages.Reject(http_status=status, code=code, type="service_unavailable", message=str(error)))
+    code = getattr(error, "code", "")
+    status = 409 if isinstance(error, LeaseLostError) else _STATUS_OF_CODE.get(code, 503)
+    shown = messages.Reject(
+        http_status=status,
+        code=getattr(error, "reason", "") or code,
+        type="invalid_request_error" if status == 400 else "service_unavailable",
+        message=str(error),
+    )
+    if isinstance(error, ServiceError) and error.retry_after_ms is not None:
+        shown.retry_after_ms = error.retry_after_ms
+    return NoTargetError(shown)
+
+
+_STATUS_OF_CODE = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "FAILED_PRECONDITION": 409,
+    "ABORTED": 409,
+    "RESOURCE_EXHAUSTED": 429,
+}
+"""HTTP status of an error of the service by gRPC status (spec/diagnostics.md section 5); any other is 503."""
+
+_OF_TRANSPORT = frozenset({"verify", "cert", "http1", "http2", "limits", "proxy"})
+
+
+def transport_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a client that its transport has to be made with, taken out of `options`.
+
+    Raises:
+        TypeError: an option leads around the policy.
+    """
+    around = sorted(options.keys() & {"transport", "mounts"})
+    if around:
+        raise TypeError(f"{around[0]} leads around the policy: make a transport of this module with inner=...")
+    return {name: options.pop(name) for name in _OF_TRANSPORT & options.keys()}
 
 
 class BlockingShell(Shell):

@@ -84,17 +84,24 @@ class Journey(Generic[T]):
         tried = {identity(each.target) for each in self.failed}
         targets = tuple(each for each in event.targets if identity(each) not in tried)
         if targets:
-            return replace(self, decision=Decision(targets, now, messages.Dispatch()))._go(0, 0, now)
-        if self.under is not None:
-            return self._end(None)
-        return self._raise(RefusedWhileAwayError("the service is away and no target is known to be free to use"))
+            turn = replace(self, decision=Decision(targets, now, messages.Dispatch()))._go(0, 0, now)
+        elif self.under is not None:
+            turn = self._end(None)
+        else:
+            turn = self._raise(RefusedWhileAwayError("the service is away and no target is known to be free to use"))
+        return self._withdrawn(turn, event)
 
     def _service_failed(self, event: steps.Failed, now: int) -> Turn[T]:
         if self.decision is not None:
             return self._not_dispatched(event.error, now)
-        if self.under is not None and isinstance(event.error, ServiceAwayError):
-            return self._end(None)
-        return self._raise(event.error)
+        is_away = self.under is not None and isinstance(event.error, ServiceAwayError)
+        return self._withdrawn(self._end(None) if is_away else self._raise(event.error), event)
+
+    def _withdrawn(self, turn: Turn[T], event: steps.LocalOrder | steps.Failed) -> Turn[T]:
+        """The turn after a selection without answer: what the service took for it meanwhile is given back behind."""
+        if not event.may_hold:
+            return turn
+        return turn._replace(behind=(messages.CancelPermitRequest(request_id=self.request_id), *turn.behind))
 
     def _fence_checked(self, event: steps.FenceChecked, now: int) -> Turn[T]:
         status = event.response.status

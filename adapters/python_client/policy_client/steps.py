@@ -189,16 +189,21 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class LocalOrder:
-    """The service is away; these targets may be used without it."""
+    """The service is away; these targets may be used without it. `may_hold`: as in `Failed`."""
 
     targets: tuple[messages.Target, ...]
+    may_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call to the service failed for good: SelectTarget or CheckFence."""
+    """A call to the service failed for good: SelectTarget or CheckFence.
+
+    `may_hold`: its answer was not waited for, so it may have taken grants or a place in line for this request.
+    """
 
     error: BaseException
+    may_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

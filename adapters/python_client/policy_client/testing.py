@@ -6,8 +6,8 @@
     ...
     assert [report.http_status for report in policy.reports] == [503, 200]
 
-Unscripted, it dispatches to the candidates in order, without those that failed before. It is a fake: it judges by
-status alone and remembers nothing between requests.
+Unscripted, it dispatches to the candidates in order, without those that failed before; a route has to be scripted. It
+is a fake: it judges by status alone and remembers nothing between requests. It refuses the calls that the service does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
+from grpc import StatusCode
 
 from policy_client import messages, outcomes
 from policy_client._generated.policy.v1 import lease_pb2
@@ -25,7 +26,14 @@ from policy_client.away import AwayPolicy
 from policy_client.connection import Method
 from policy_client.core import Sources
 from policy_client.decision import identity
-from policy_client.errors import FenceError, PolicyClientError, ServiceAwayError
+from policy_client.errors import (
+    FenceError,
+    FieldViolation,
+    InvalidCallError,
+    PolicyClientError,
+    ServiceAwayError,
+    ServiceError,
+)
 from policy_client.synchronous import PolicyClient
 from policy_client.wire import Done
 
@@ -108,6 +116,7 @@ class ScriptedPolicy:
         return _ANSWERS[method.name](self, request)
 
     def _select(self, request: messages.SelectTargetRequest) -> messages.SelectTargetResponse:
+        _check_selection(request)
         self.selections.append(request)
         scripted = self._script.popleft() if self._script else _in_order(request)
         if isinstance(scripted, PolicyClientError):
@@ -125,17 +134,26 @@ class ScriptedPolicy:
     def _selects(self, request: messages.SelectTargetsRequest) -> messages.SelectTargetsResponse:
         answers = messages.SelectTargetsResponse()
         for item in request.items:
-            answers.results.add().answer.CopyFrom(self._select(item))
+            _put(answers.results.add(), self._select, item)
         return answers
 
     def _report(self, request: messages.ReportOutcomeRequest) -> messages.ReportOutcomeResponse:
+        self._check_report(request)
         self.reports.append(request)
         return self._verdicts.popleft() if self._verdicts else self._by_status(request)
+
+    def _check_report(self, request: messages.ReportOutcomeRequest) -> None:
+        if not request.decision_token and not request.report_id:
+            raise _invalid("report_id", "neither decision_token nor report_id", "REPORT_ID_REQUIRED")
+        if request.decision_token and request.decision_token not in self._decisions:
+            raise _invalid("decision_token", "not a token of this policy", "DECISION_TOKEN_INVALID")
+        if request.WhichOneof("outcome") is None:
+            raise _invalid("outcome", "nothing happened", "FIELD_REQUIRED")
 
     def _reports(self, request: messages.ReportOutcomesRequest) -> messages.ReportOutcomesResponse:
         answers = messages.ReportOutcomesResponse()
         for item in request.items:
-            answers.results.add().answer.CopyFrom(self._report(item))
+            _put(answers.results.add(), self._report, item)
         return answers
 
     def _by_status(self, request: messages.ReportOutcomeRequest) -> messages.ReportOutcomeResponse:
@@ -201,11 +219,39 @@ _ANSWERS: dict[str, Callable[[ScriptedPolicy, Any], Any]] = {
 }
 
 
+def _put(result: Any, answer: Callable[[Any], Message], item: Message) -> None:
+    """One result of a batch: the answer, or the error of this item alone."""
+    try:
+        result.answer.CopyFrom(answer(item))
+    except ServiceError as error:
+        result.error.code = StatusCode[error.code].value[0]
+        result.error.message = error.message
+
+
+def _invalid(field: str, problem: str, reason: str) -> InvalidCallError:
+    violation = FieldViolation(field, problem, reason)
+    return InvalidCallError(f"{field}: {problem}", reason, "INVALID_ARGUMENT", violations=(violation,))
+
+
+def _check_selection(request: messages.SelectTargetRequest) -> None:
+    if request.route and request.candidates:
+        raise _invalid("route", "both route and candidates", "INVALID_FIELD")
+    if not request.route and not request.candidates:
+        raise _invalid("candidates", "neither route nor candidates", "FIELD_REQUIRED")
+
+
 def _in_order(request: messages.SelectTargetRequest) -> messages.SelectTargetResponse:
     tried = {identity(each.target) for each in request.earlier_attempts}
-    left = [each for each in request.candidates if identity(each) not in tried]
+    forced, allowed = request.forced_connection, request.allowed_connections
+    named = [
+        each
+        for each in sorted(request.candidates, key=lambda candidate: candidate.priority)
+        if each.connection == (forced or each.connection) and (not allowed or each.connection in allowed)
+    ]
+    left = [each for each in named if identity(each) not in tried]
     if not left:
-        reject = messages.Reject(http_status=503, code="all_targets_skipped", type="service_unavailable")
+        status, code = (503, "all_targets_skipped") if named else (404, "no_executable_targets")
+        reject = messages.Reject(http_status=status, code=code, type="service_unavailable")
         return messages.SelectTargetResponse(reject=reject)
     first, *rest = (messages.Target(provider=c.provider, connection=c.connection, model=c.model) for c in left)
     return messages.SelectTargetResponse(dispatch=messages.Dispatch(target=first, fallbacks=rest))

@@ -178,8 +178,12 @@ def is_event_stream(status: int, headers: tuple[tuple[str, str], ...]) -> bool:
     return status < 400 and is_plain and header(headers, "content-type").startswith("text/event-stream")
 
 
+_OF_THE_WIRE = ("content-encoding", "content-length", "transfer-encoding")
+
+
 def restated(headers: tuple[tuple[str, str], ...], retry_after_ms: int | None) -> Iterator[tuple[str, str]]:
-    """Headers of an answer whose status or waiting time the service states anew."""
-    yield from ((name, value) for name, value in headers if retry_after_ms is None or name.lower() != "retry-after")
+    """Headers of a failed answer that is given back decoded, with the waiting time that the service states anew."""
+    stale = {*_OF_THE_WIRE, "x-should-retry"} | ({"retry-after"} if retry_after_ms is not None else set())
+    yield from ((name, value) for name, value in headers if name.lower() not in stale)
     if retry_after_ms is not None:
         yield "retry-after", str(-(-retry_after_ms // 1000))

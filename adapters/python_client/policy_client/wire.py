@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -12,7 +13,14 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import ClientClosedError, Failure, PolicyClientError, ServiceAwayError, error_of
+from policy_client.errors import (
+    DEADLINE_EXCEEDED,
+    ClientClosedError,
+    Failure,
+    PolicyClientError,
+    ServiceAwayError,
+    error_of,
+)
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -23,6 +31,7 @@ HEALTH_MS = 250
 LOOK_S = 1.0
 """Between two looks for a service that lets a call wait."""
 SILENT = "the service answers nothing, not even a health check"
+NEVER_HEARD = "nothing listens, or what does has never answered"
 
 
 _forking = Lock()
@@ -60,6 +69,7 @@ class GrpcRpc:
         self._where = where
         self._given = channel
         self._is_closed = False
+        self._heard_at = 0.0
         self._open()
 
     def _open(self) -> None:
@@ -72,16 +82,26 @@ class GrpcRpc:
         try:
             if not silence_ms:
                 answer: A = call(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
-                return answer
-            pending = call.future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
-            found: A = self._heard(pending, silence_ms)
-            return found
+            else:
+                pending = call.future(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
+                answer = self._heard(pending, silence_ms)
         except grpc.RpcError as error:
+            if is_answer(error):
+                self._note_answer()
             raise (ClientClosedError() if self._is_closed else error_of(failure_of(error))) from error
         except ValueError:  # gRPC's own word for a channel that was closed just now
             if self._is_closed:
                 raise ClientClosedError from None
             raise
+        self._note_answer()
+        return answer
+
+    def _note_answer(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def _silent_ms(self, since: float) -> float:
+        """Time without an answer to any call, ms; from `since` (monotonic clock, s) on."""
+        return (time.monotonic() - max(since, self._heard_at)) * 1000
 
     def _callable_of(self, method: Method[Any, Any]) -> Any:
         if self._process != os.getpid():
@@ -98,19 +118,26 @@ class GrpcRpc:
                 self._open()
 
     def _heard(self, pending: Any, silence_ms: int) -> Any:
-        """Answer of a call under way, as long as the service gives any sign of life.
+        """Answer of a call under way, as long as the service gives any sign of life: an answer to a health check, or to
+        any other call.
 
         It is in no hurry once it has answered a look: its later ones may take longer.
         """
-        wait_s, look_ms = silence_ms / 1000, silence_ms
+        began, wait_s, look_ms = time.monotonic(), silence_ms / 1000, silence_ms
         while True:
             try:
                 return _result(pending, wait_s)
             except grpc.FutureTimeoutError:
-                if not self._answers(look_ms):
-                    pending.cancel()
-                    raise ServiceAwayError(SILENT) from None
-            wait_s, look_ms = LOOK_S, HEALTH_MS
+                left_ms = silence_ms - self._silent_ms(began)
+            if left_ms > 0:  # it answers others: busy, not away
+                wait_s = left_ms / 1000
+            elif self._answers(look_ms):
+                wait_s, look_ms = LOOK_S, HEALTH_MS
+            elif self._silent_ms(began) < look_ms:
+                wait_s = silence_ms / 1000
+            else:
+                pending.cancel()
+                raise silence(self._heard_at) from None
 
     def send(self, method: Method[Any, Any], request: Message, timeout_ms: int, done: Done) -> None:
         try:
@@ -149,6 +176,11 @@ class GrpcRpc:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
+
+
+def silence(heard_at: float) -> ServiceAwayError:
+    """The error of a service that gives no sign of life; where it never gave one, most likely nothing is connected."""
+    return ServiceAwayError(SILENT, DEADLINE_EXCEEDED) if heard_at else ServiceAwayError(NEVER_HEARD)
 
 
 def _result(pending: Any, wait_s: float | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from policy_client import connection
 from policy_client.connection import Connection, Method
-from policy_client.errors import ClientClosedError, ServiceAwayError, error_of
-from policy_client.wire import HEALTH_MS, LOOK_S, SILENT, failure_of, is_answer
+from policy_client.errors import ClientClosedError, error_of
+from policy_client.wire import HEALTH_MS, LOOK_S, failure_of, is_answer, silence
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -48,27 +48,38 @@ class GrpcAsyncRpc:
         self._calls: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._heard_at = 0.0
 
     async def call(self, method: Method[Q, A], request: Q, timeout_ms: int, silence_ms: int = 0) -> A:
         channel = self._open()
         send = self._calls.get(method.name) or self._callable(channel, method)
         cancels = _cancels()
         pending = send(request, timeout=timeout_ms / 1000, metadata=self._where.metadata)
-        look = _Look(self._answers, pending, silence_ms) if silence_ms else None
+        look = _Look(self, pending, silence_ms) if silence_ms else None
         try:
             answer: A = await pending
         except grpc.aio.AioRpcError as error:
+            if is_answer(error):
+                self._note_answer()
             raise (ClientClosedError() if self._is_closed else error_of(failure_of(error))) from error
         except asyncio.CancelledError:
             if look is not None and look.found_silence and _cancels() == cancels:
-                raise ServiceAwayError(SILENT) from None
+                raise silence(self._heard_at) from None
             if self._is_closed and _cancels() == cancels:
                 raise ClientClosedError from None
             raise
         finally:
             if look is not None:
                 look.stop()
+        self._note_answer()
         return answer
+
+    def _note_answer(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def silent_ms(self, since: float) -> float:
+        """Time without an answer to any call, ms; from `since` (monotonic clock, s) on."""
+        return (time.monotonic() - max(since, self._heard_at)) * 1000
 
     async def is_serving(self, timeout_ms: int) -> bool:
         try:
@@ -76,7 +87,8 @@ class GrpcAsyncRpc:
         except (grpc.aio.AioRpcError, ClientClosedError):
             return False
 
-    async def _answers(self, timeout_ms: int) -> bool:
+    async def answers(self, timeout_ms: int) -> bool:
+        """Whether it says anything to a health check."""
         try:
             await self._health(timeout_ms)
         except grpc.aio.AioRpcError as error:
@@ -122,12 +134,15 @@ class GrpcAsyncRpc:
 
 
 class _Look:
-    """Ends a call under way once the service gives no sign of life. Costs a timer, and a task only when it fires."""
+    """Ends a call under way once the service gives no sign of life: neither an answer to a health check nor to any
+    other call. Costs a timer, and a task only when nothing is heard."""
 
-    def __init__(self, answers: Callable[[int], Awaitable[bool]], pending: Any, silence_ms: int) -> None:
-        self._answers = answers
+    def __init__(self, rpc: GrpcAsyncRpc, pending: Any, silence_ms: int) -> None:
+        self._rpc = rpc
         self._pending = pending
+        self._silence_ms = silence_ms
         self._look_ms = silence_ms
+        self._began = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(silence_ms / 1000, self._start)
         self.found_silence = False
@@ -138,17 +153,26 @@ class _Look:
         if self._task is not None:
             self._task.cancel()
 
+    def _again(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._start)
+
     def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        left_ms = self._silence_ms - self._rpc.silent_ms(self._began)
+        if left_ms > 0:  # it answers others: busy, not away
+            self._again(left_ms / 1000)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        if await self._answers(self._look_ms):
+        if await self._rpc.answers(self._look_ms):
             # It is in no hurry once it has answered: the later looks may take longer.
             self._look_ms = HEALTH_MS
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._start)
-            return
-        self.found_silence = True
-        self._pending.cancel()
+            self._again(LOOK_S)
+        elif self._rpc.silent_ms(self._began) < self._look_ms:
+            self._again(self._silence_ms / 1000)
+        else:
+            self.found_silence = True
+            self._pending.cancel()
 
 
 def _cancels() -> int:

@@ -316,7 +316,7 @@ def _ends(event_name: str, body: Node) -> bool:
 
 _ERROR_TYPES = ("error", "response.failed")
 _BARE_MESSAGES = frozenset({"message", "msg", "error_msg"})
-_RESULTS = frozenset({"choices", "output", "candidates", "content", "data", "result", "results", "embeddings", "id"})
+_RESULTS = frozenset({"choices", "output", "candidates", "content", "data", "result", "results", "embeddings", "body"})
 _SUCCESS_CODES = frozenset({"0", "200", "ok", "success", "succeeded"})
 
 
@@ -344,12 +344,21 @@ def choice_error(node: Node) -> Node | None:
 
 def _is_bare_failure(root: Node) -> bool:
     """A root that is nothing but a code and a message: no result stands beside them, and the code is no success."""
-    if not _BARE_MESSAGES.intersection(root) or _RESULTS.intersection(root):
+    if not _BARE_MESSAGES.intersection(root) or any(root[name] is not None for name in _RESULTS.intersection(root)):
         return False
-    code = root.get("error_code", root.get("code"))
+    if "error_code" not in root and root.get("id"):
+        return False
+    code = root.get("error_code", root.get("code", _own_status(root)))
     if isinstance(code, str):
         return bool(code) and code.lower() not in _SUCCESS_CODES
     return isinstance(code, int) and not isinstance(code, bool) and code not in (0, 200)
+
+
+def _own_status(root: Node) -> int | None:
+    """A number of three digits from 400 on in `status`; other words there are no code."""
+    status = root.get("status")
+    text = str(status) if isinstance(status, int) else status if isinstance(status, str) else ""
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() and text >= "400" else None
 
 
 def _reports_failure(root: Node) -> bool:
