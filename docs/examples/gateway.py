@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,9 @@ SERVICE_CONFIG = json.dumps(
 )
 CHANNEL = [("grpc.service_config", SERVICE_CONFIG), ("grpc.enable_retries", 1), ("grpc.enable_http_proxy", 0)]
 SELECT_S, REPORT_S = 2.0, 5.0
+LIFE_OF_A_PERMIT_S = 120
+CUT_OFF = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+"""After these nobody knows what the service did with the call."""
 PATIENCE_MS = 30_000
 """Longest Wait that a client is kept for."""
 BODY_LIMIT = 65_536
@@ -156,10 +161,24 @@ class Gateway:
     # -- asking ----------------------------------------------------------------------------------------
     async def select(self, journey: Journey) -> Any:
         """SelectTarget. The id stays while nothing was granted, so that a place in line is kept."""
-        answer = await self._stub.SelectTarget(self.question(journey), timeout=SELECT_S)
+        question = self.question(journey)
+        try:
+            answer = await self._stub.SelectTarget(question, timeout=SELECT_S)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if not isinstance(error, grpc.aio.AioRpcError) or error.code() in CUT_OFF:
+                self.behind(self.withdraw(question.request_id))
+            raise
         journey.token = answer.decision_token
         journey.asked += answer.HasField("dispatch")
         return answer
+
+    async def withdraw(self, request_id: str) -> None:
+        """Give back what a SelectTarget took whose answer did not come, as soon as the service hears of it."""
+        for _ in range(LIFE_OF_A_PERMIT_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.CancelPermit(permit_pb2.CancelPermitRequest(request_id=request_id), timeout=REPORT_S)
+                return
+            await asyncio.sleep(1)
 
     def question(self, journey: Journey) -> Any:
         """The message of SelectTarget."""
@@ -352,7 +371,11 @@ class Gateway:
 
     def report_behind(self, journey: Journey, held: Held, attempt: Attempt) -> None:
         """Report without keeping the client: there is nothing left to decide for it."""
-        task = asyncio.ensure_future(self.report(journey, held, attempt))
+        self.behind(self.report(journey, held, attempt))
+
+    def behind(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Go on with it after the client is gone."""
+        task = asyncio.ensure_future(work)
         self._behind.add(task)
         task.add_done_callback(self._behind.discard)
 
@@ -475,8 +498,7 @@ def application(gateway: Gateway) -> web.Application:
 
 async def main() -> None:
     """Serve until the process is ended."""
-    listed = json.loads(Path(os.environ["UPSTREAMS_FILE"]).read_text())["upstreams"]
-    upstreams = {name.partition("/")[2]: each for name, each in listed.items()}
+    upstreams = listed(Path(os.environ["UPSTREAMS_FILE"]))
     host, _, port = os.environ["GATEWAY_LISTEN"].rpartition(":")
     async with (
         grpc.aio.insecure_channel(os.environ["POLICY_TARGET"], CHANNEL) as channel,
@@ -489,5 +511,24 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
+def listed(file: Path) -> dict[str, Any]:
+    """Base URL and key of each connection."""
+    try:
+        return {name.partition("/")[2]: each for name, each in json.loads(file.read_text())["upstreams"].items()}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"UPSTREAMS_FILE {file}: {error}") from None
+
+
+def remedy(error: Exception) -> str:
+    """What is wrong with the surroundings, in a line."""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"GATEWAY_LISTEN {os.environ['GATEWAY_LISTEN']} is in use: end what listens there, or name another port"
+    is_unset = isinstance(error, KeyError)
+    return f"{error.args[0]} is not set" if is_unset else str(error)
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except (OSError, KeyError, ValueError) as problem:
+        sys.exit(f"gateway: {remedy(problem)}; the surroundings are described in docs/doors/conformance.md")

@@ -2,15 +2,19 @@
 
     python docs/examples/upstream.py 127.0.0.1:9101=429 127.0.0.1:9102=200
 
-429 says `retry-after: 60`. A 200 names the account; with `"stream": true` in the request it comes as events.
+429 says `retry-after: 60`. A 200 names the account; with `"stream": true` in the request it comes as events. One line
+says that all of them listen; Ctrl-C ends them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 
@@ -51,14 +55,27 @@ def events(name: str) -> str:
 
 def account(text: str) -> tuple[str, int, int]:
     """`host:port=status` as its parts."""
-    address, _, status = text.partition("=")
-    host, _, port = address.rpartition(":")
-    return host, int(port), int(status)
+    found = re.fullmatch(r"([^:=]+):(\d{1,5})=([2-5]\d\d)", text)
+    if found is None or int(found[2]) > 65_535:
+        form = "write host:port=status, such as 127.0.0.1:9101=429"
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address; {form}")
+    return found[1], int(found[2]), int(found[3])
+
+
+def listening(host: str, port: int, status: int) -> ThreadingHTTPServer:
+    """The server of one account; ends the program where it cannot listen."""
+    try:
+        return ThreadingHTTPServer((host, port), handler(f"port {port}", status))
+    except OSError as error:
+        sys.exit(f"upstream: {host}:{port}: {error.strerror}: end what listens there, or name another port")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("accounts", nargs="+", type=account, metavar="HOST:PORT=STATUS")
-    for host, port, status in parser.parse_args().accounts:
-        server = ThreadingHTTPServer((host, port), handler(f"port {port}", status))
-        Thread(target=server.serve_forever).start()
+    accounts = parser.parse_args().accounts
+    for server in [listening(*each) for each in accounts]:
+        Thread(target=server.serve_forever, daemon=True).start()
+    print("listening:", ", ".join(f"{host}:{port} answers {status}" for host, port, status in accounts), flush=True)
+    with suppress(KeyboardInterrupt):
+        Event().wait()

@@ -18,12 +18,13 @@ import grpc
 
 from policy_service.generated.policy.v1 import policy_pb2, policy_pb2_grpc, stream_pb2, types_pb2
 
+ADDRESS = os.environ.get("POLICY_LISTEN_TCP", "127.0.0.1:50051")
 STREAM = 1
 
 
 async def run(given: argparse.Namespace) -> None:
     """One streamed attempt from the decision to its report."""
-    async with grpc.aio.insecure_channel(os.environ.get("POLICY_LISTEN_TCP", "127.0.0.1:50051")) as channel:
+    async with grpc.aio.insecure_channel(ADDRESS) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
         decision = await stub.SelectTarget(selection(given))
         call = stub.WatchStream()
@@ -94,7 +95,10 @@ def main() -> None:
     parser.add_argument("--route", default="")
     parser.add_argument("--events", required=True, help="Useful bytes, or `tool`, separated by commas.")
     parser.add_argument("--pause", type=float, default=0.5, help="Seconds between two events.")
-    asyncio.run(run(parser.parse_args()))
+    try:
+        asyncio.run(run(parser.parse_args()))
+    except grpc.RpcError as error:
+        raise SystemExit(f"{ADDRESS}: {error.code().name}: {error.details()}") from None
 
 
 if __name__ == "__main__":

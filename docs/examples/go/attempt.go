@@ -25,7 +25,6 @@ type attempt struct {
 // is reported at once; `response` is what the client gets if the action is to go no further.
 func (a *attempt) make(ctx context.Context) (response *http.Response, action *policyv1.Action) {
 	if refusal := a.checkFence(ctx); refusal != nil {
-		a.held.release()
 		return refusal, nil
 	}
 	a.offset = time.Since(a.held.since)
@@ -40,6 +39,7 @@ func (a *attempt) make(ctx context.Context) (response *http.Response, action *po
 		return nil, nil
 	}
 	if !r.failed {
+		a.held.reported = true
 		return r.stream(ctx, milliseconds(a.config.IdleTimeoutMs), a.finish), nil
 	}
 	return a.afterFailure(ctx, r)
@@ -47,6 +47,7 @@ func (a *attempt) make(ctx context.Context) (response *http.Response, action *po
 
 // finish sends the last report of the decision, which frees its permits, without keeping anybody waiting.
 func (a *attempt) finish(r *result) {
+	a.held.reported = true
 	a.held.stop()
 	a.deliver(a.report(r, true))
 }

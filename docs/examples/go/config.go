@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 )
@@ -22,10 +25,13 @@ type Config struct {
 	// FirstByteTimeoutMs and IdleTimeoutMs end one attempt: no answer, or silence in the middle of one.
 	FirstByteTimeoutMs int64 `json:"first_byte_timeout_ms"`
 	IdleTimeoutMs      int64 `json:"idle_timeout_ms"`
+	// DrainMs is how long requests under way may take when the gateway is ended.
+	DrainMs int64 `json:"drain_ms"`
 	// Routes gives the route of a model that clients name; a model that is not listed is its own route.
 	Routes map[string]string `json:"routes"`
 	// Upstreams has an entry "provider/connection" for every connection of the service's catalogue.
 	Upstreams map[string]Upstream `json:"upstreams"`
+	path      string
 }
 
 // PolicyConfig says where the service is and how to talk to it.
@@ -52,7 +58,8 @@ type Upstream struct {
 func LoadConfig(path string) (*Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		err = errors.Unwrap(err) // without the path, which main names
+		return nil, fmt.Errorf("%w: write it, or name another one with -config FILE", err)
 	}
 	config := &Config{
 		Listen:             "127.0.0.1:8080",
@@ -61,13 +68,30 @@ func LoadConfig(path string) (*Config, error) {
 		RequestTimeoutMs:   60_000,
 		FirstByteTimeoutMs: 30_000,
 		IdleTimeoutMs:      30_000,
+		DrainMs:            10_000,
+		path:               path,
 	}
 	reader := json.NewDecoder(bytes.NewReader(text))
 	reader.DisallowUnknownFields() // a misspelt fail_mode would quietly be the default
 	if err := reader.Decode(config); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		if strings.Contains(err.Error(), "unknown field") {
+			err = fmt.Errorf("%w: known are %s; in policy %s; in an upstream %s", err,
+				fieldsOf(Config{}), fieldsOf(PolicyConfig{}), fieldsOf(Upstream{}))
+		}
+		return nil, err
 	}
 	return config, config.complete()
+}
+
+// fieldsOf lists the names of a part of the file.
+func fieldsOf(part any) string {
+	var names []string
+	for _, field := range reflect.VisibleFields(reflect.TypeOf(part)) {
+		if name := field.Tag.Get("json"); name != "" {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 func (c *Config) complete() error {
@@ -75,16 +99,22 @@ func (c *Config) complete() error {
 	if c.FailMode != "open" && c.FailMode != "closed" {
 		problems = append(problems, fmt.Errorf("fail_mode: %q is neither open nor closed", c.FailMode))
 	}
+	for name, ms := range c.times() {
+		if ms <= 0 {
+			problems = append(problems, fmt.Errorf("%s: %d is no time in milliseconds", name, ms))
+		}
+	}
 	c.Policy.Key = expand(c.Policy.Key, &problems)
 	if c.Policy.Key != "" && c.Policy.CAFile == "" && !isLocal(c.Policy.Address) {
 		problems = append(problems, errors.New("policy: a key goes to another host with ca_file only"))
 	}
 	for name, upstream := range c.Upstreams {
 		base, err := url.Parse(upstream.BaseURL)
-		if err != nil || base.Host == "" {
-			problems = append(problems, fmt.Errorf("upstreams.%s: base_url %q is no URL", name, upstream.BaseURL))
+		if err != nil || base.Host == "" || (base.Scheme != "http" && base.Scheme != "https") {
+			problems = append(problems, fmt.Errorf("upstreams.%s: base_url %q is no URL of http or https", name, upstream.BaseURL))
 			continue
 		}
+		base.Path = cmp.Or(base.Path, "/")
 		upstream.base = base
 		for header, value := range upstream.Headers {
 			upstream.Headers[header] = expand(value, &problems)
@@ -92,6 +122,13 @@ func (c *Config) complete() error {
 		c.Upstreams[name] = upstream
 	}
 	return errors.Join(problems...)
+}
+
+func (c *Config) times() map[string]int64 {
+	return map[string]int64{
+		"request_timeout_ms": c.RequestTimeoutMs, "first_byte_timeout_ms": c.FirstByteTimeoutMs, "idle_timeout_ms": c.IdleTimeoutMs,
+		"drain_ms": c.DrainMs, "select_timeout_ms": c.Policy.SelectTimeoutMs, "report_timeout_ms": c.Policy.ReportTimeoutMs,
+	}
 }
 
 func expand(text string, problems *[]error) string {
@@ -104,9 +141,14 @@ func expand(text string, problems *[]error) string {
 	})
 }
 
+// isLocal: a key that goes there in plain text stays on this host. A name that begins with 127 is no address.
 func isLocal(address string) bool {
 	for _, one := range strings.Split(strings.TrimPrefix(address, "ipv4:"), ",") {
-		if !strings.HasPrefix(one, "unix:") && !strings.HasPrefix(one, "127.") && !strings.HasPrefix(one, "localhost:") {
+		if strings.HasPrefix(one, "unix:") {
+			continue
+		}
+		host, _, err := net.SplitHostPort(one)
+		if ip := net.ParseIP(host); err != nil || (host != "localhost" && (ip == nil || !ip.IsLoopback())) {
 			return false
 		}
 	}

@@ -7,7 +7,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -34,9 +36,10 @@ type journey struct {
 	caller   string // SHA-256 of the client's key
 	lease    *policyv1.LeaseContext
 	deadline time.Time
-	patient  bool // ready to wait for a target
-	asked    int  // SelectTarget calls so far
-	attempts int  // upstream calls so far
+	patient  bool   // ready to wait for a target
+	asked    int    // SelectTarget calls so far
+	askedAs  string // request id of the last one
+	attempts int    // upstream calls so far
 	token    []byte
 	earlier  []*policyv1.EarlierAttempt
 }
@@ -44,7 +47,7 @@ type journey struct {
 func (t *Transport) begin(request *http.Request) (*journey, *http.Response) {
 	body, model, err := readBody(request)
 	if err != nil {
-		return nil, failure(request, problem{http.StatusBadRequest, "invalid_request", "invalid_request_error", err.Error(), 0})
+		return nil, failure(request, problem{unreadable(err), "invalid_request", "invalid_request_error", err.Error(), 0})
 	}
 	lease, code := leaseOf(request.Header)
 	if code != "" {
@@ -65,6 +68,7 @@ func readBody(request *http.Request) (body map[string]json.RawMessage, model str
 	if request.Body == nil {
 		return nil, "", errNoModel
 	}
+	defer request.Body.Close()
 	text, err := io.ReadAll(http.MaxBytesReader(nil, request.Body, maxRequestBytes))
 	if err != nil {
 		return nil, "", err
@@ -73,6 +77,19 @@ func readBody(request *http.Request) (body map[string]json.RawMessage, model str
 		return nil, "", errNoModel
 	}
 	return body, model, nil
+}
+
+// unreadable is the status for a body that cannot be used.
+func unreadable(err error) int {
+	var tooLarge *http.MaxBytesError
+	var network net.Error
+	switch {
+	case errors.As(err, &tooLarge):
+		return http.StatusRequestEntityTooLarge
+	case errors.As(err, &network) && network.Timeout():
+		return http.StatusRequestTimeout
+	}
+	return http.StatusBadRequest
 }
 
 // leaseOf reads the lease headers; the code of the contract where they cannot be used.
@@ -95,16 +112,18 @@ func leaseOf(headers http.Header) (lease *policyv1.LeaseContext, code string) {
 	return &policyv1.LeaseContext{Owner: owner, Generation: generation}, ""
 }
 
-// controlHeader reads a header of the policy by its name or its alias; false where both are there and say different things.
+// controlHeader reads a header of the policy by its name or its alias; false where it is there twice and says different things.
 func controlHeader(headers http.Header, name string) (value string, fits bool) {
-	canonical, alias := headers.Get("X-Policy-"+name), headers.Get("X-OmniRoute-"+name)
-	return cmp.Or(canonical, alias), canonical == "" || alias == "" || canonical == alias
+	values := slices.Concat(headers.Values("X-Policy-"+name), headers.Values("X-OmniRoute-"+name))
+	slices.Sort(values)
+	values = slices.Compact(slices.DeleteFunc(values, func(value string) bool { return value == "" }))
+	return strings.Join(values, ", "), len(values) < 2
 }
 
 // callerOf is the hash that the catalogue knows the client's key by; the key itself never leaves the gateway.
 func callerOf(headers http.Header) string {
-	key, found := strings.CutPrefix(headers.Get("Authorization"), "Bearer ")
-	if !found {
+	scheme, key, _ := strings.Cut(headers.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || key == "" {
 		return ""
 	}
 	sum := sha256.Sum256([]byte(key))
@@ -127,6 +146,9 @@ func (j *journey) run(ctx context.Context) (*http.Response, error) {
 			response = j.wait(ctx, verdict.Wait)
 		case *policyv1.SelectTargetResponse_Reject:
 			response = j.reject(verdict.Reject)
+		default:
+			response = failure(j.request, problem{http.StatusServiceUnavailable, "unknown_verdict", "service_unavailable",
+				"this gateway does not know the verdict of the service", 0})
 		}
 		if response != nil {
 			return response, nil
@@ -138,8 +160,9 @@ func (j *journey) run(ctx context.Context) (*http.Response, error) {
 // selectTarget wants an answer at once first. Only after a refusal that time may cure it asks again, ready to stand in line:
 // so a service that does not answer is noticed after SelectTimeoutMs, not at the end of the longest line.
 func (j *journey) selectTarget(ctx context.Context) (*policyv1.SelectTargetResponse, error) {
+	j.askedAs = j.id + "-" + strconv.Itoa(j.asked)
 	request := &policyv1.SelectTargetRequest{
-		RequestId:             j.id + "-" + strconv.Itoa(j.asked),
+		RequestId:             j.askedAs,
 		Route:                 j.route,
 		CallerKeySha256:       j.caller,
 		Session:               sessionOf(j.request.Header, j.body),
@@ -155,6 +178,9 @@ func (j *journey) selectTarget(ctx context.Context) (*policyv1.SelectTargetRespo
 		request.WaitBudgetMs = proto.Int64(patience.Milliseconds())
 	}
 	decision, err := j.service.Select(ctx, request, patience)
+	if isCutOff(err) {
+		j.withdraw(j.askedAs)
+	}
 	j.token = decision.GetDecisionToken()
 	j.asked++
 	return decision, err
@@ -176,16 +202,20 @@ func (j *journey) left() time.Duration { return max(time.Until(j.deadline), 0) }
 // wait sleeps as told if the client lives to see the end. Nil: ask again.
 func (j *journey) wait(ctx context.Context, wait *policyv1.Wait) *http.Response {
 	pause := milliseconds(wait.GetWaitMs())
-	if pause >= j.left() {
-		message := "no target is free before the deadline of the request"
-		return failure(j.request, problem{http.StatusServiceUnavailable, wait.GetReasonText(), "service_unavailable", message, pause})
+	if pause < j.left() {
+		if wait.GetReason() == policyv1.WaitReason_WAIT_REASON_IN_LINE {
+			j.asked-- // the place in line belongs to this request id
+		}
+		j.earlier = nil // after a wait every target may be tried again
+		if sleep(ctx, pause); ctx.Err() == nil {
+			return nil
+		}
 	}
-	if wait.GetReason() == policyv1.WaitReason_WAIT_REASON_IN_LINE {
-		j.asked-- // the place in line belongs to this request id
+	if wait.Ticket != nil {
+		j.withdraw(j.askedAs)
 	}
-	j.earlier = nil // after a wait every target may be tried again
-	sleep(ctx, pause)
-	return nil
+	message := "no target is free before the deadline of the request"
+	return failure(j.request, problem{http.StatusServiceUnavailable, wait.GetReasonText(), "service_unavailable", message, pause})
 }
 
 // reject passes a refusal on; the first one that time may cure is asked again instead. Nil: ask again.
@@ -203,6 +233,7 @@ func (j *journey) reject(reject *policyv1.Reject) *http.Response {
 // walk makes the attempts of one decision. Nil: ask again.
 func (j *journey) walk(ctx context.Context, decision *policyv1.SelectTargetResponse, dispatch *policyv1.Dispatch) *http.Response {
 	held := j.hold(decision)
+	defer held.end() // also where something panics
 	targets := append([]*policyv1.Target{dispatch.GetTarget()}, dispatch.GetFallbacks()...)
 	target, headers := dispatch.GetTarget(), dispatch.GetSetHeaders()
 	most := cmp.Or(int(dispatch.GetAttemptPolicy().GetMaxDispatches()), maxDispatches)
@@ -216,14 +247,12 @@ func (j *journey) walk(ctx context.Context, decision *policyv1.SelectTargetRespo
 			return response
 		}
 		if isFinal(action) || j.attempts >= most || milliseconds(action.GetDelayMs()) >= j.left() {
-			held.release()
 			return response
 		}
 		discard(response)
 		sleep(ctx, milliseconds(action.GetDelayMs()))
 		target, headers = next(action, target, targets), action.GetSetHeaders()
 		if target == nil || ctx.Err() != nil {
-			held.release()
 			return nil
 		}
 	}

@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,53 +12,66 @@ const (
 	retryLate = time.Second
 )
 
-// outbox makes calls that no client waits for. One that finds the service away is kept and made again: reports are taken for a
-// day, and repeating one changes nothing.
+// errand is a call that no client waits for. It may be made again: reports are taken for a day, and repeating one, or giving
+// a permit back twice, changes nothing.
+type errand func(context.Context) error
+
+// outbox makes errands. One that finds the service away or overloaded is kept and made again.
 type outbox struct {
-	underWay sync.WaitGroup
-	late     chan func(context.Context) error
+	owed   atomic.Int64 // errands that have not been made yet
+	late   chan errand
+	policy string // where the service is looked for
 }
 
-func newOutbox() *outbox {
-	o := &outbox{late: make(chan func(context.Context) error, maxLate)}
+func newOutbox(policy string) *outbox {
+	o := &outbox{late: make(chan errand, maxLate), policy: policy}
 	go o.retry()
 	return o
 }
 
-func (o *outbox) send(call func(context.Context) error) {
-	o.underWay.Go(func() {
-		err := call(context.Background())
-		switch {
-		case errors.Is(err, ErrAway):
-			o.keep(call)
-		case err != nil:
-			slog.Warn("the service did not take a report", "error", err)
-		}
-	})
+func (o *outbox) send(call errand) {
+	o.owed.Add(1)
+	go o.make(call)
 }
 
-func (o *outbox) keep(call func(context.Context) error) {
+// make is false where the errand is to be made again.
+func (o *outbox) make(call errand) bool {
+	err := call(context.Background())
+	if isPassing(err) {
+		o.keep(call)
+		return false
+	}
+	o.owed.Add(-1)
+	if err != nil {
+		slog.Warn("the service did not take a report", "error", err)
+	}
+	return true
+}
+
+func (o *outbox) keep(call errand) {
 	select {
 	case o.late <- call:
 	default:
+		o.owed.Add(-1)
 		slog.Error("a report is lost: too many are waiting for the service")
 	}
 }
 
+// retry makes one errand after the other. One that fails goes to the back: it must not hold up those that would not.
 func (o *outbox) retry() {
 	for call := range o.late {
-		for errors.Is(call(context.Background()), ErrAway) {
+		if !o.make(call) {
 			time.Sleep(retryLate)
 		}
 	}
 }
 
-// wait until what is under way is out, or the time is over.
-func (o *outbox) wait(ctx context.Context) {
-	done := make(chan struct{})
-	go func() { o.underWay.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
+// close waits until nothing is owed, as long as ctx lasts.
+func (o *outbox) close(ctx context.Context) {
+	for o.owed.Load() > 0 && ctx.Err() == nil {
+		sleep(ctx, 10*time.Millisecond)
+	}
+	if lost := o.owed.Load(); lost > 0 {
+		slog.Error("reports are lost: the service is away", "policy", o.policy, "reports", lost)
 	}
 }

@@ -90,6 +90,8 @@ func earlierAttempt(target *policyv1.Target, r *result, verdict *policyv1.Verdic
 // text is the outcome in a word, for the log.
 func (r *result) text() string {
 	switch {
+	case r.missing != "":
+		return "no upstream " + r.missing
 	case r.local != 0:
 		return r.local.String()
 	case r.broken != nil:

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -25,6 +27,7 @@ type result struct {
 
 	cancelled bool                    // the client has left
 	local     policyv1.LocalFaultKind // the gateway itself failed
+	missing   string                  // the upstream that its configuration lacks
 	broken    error                   // the network failed, before or after the response began
 	network   policyv1.NetworkErrorKind
 
@@ -49,9 +52,11 @@ type wishes struct {
 func (j *journey) call(ctx context.Context, target *policyv1.Target, wishes wishes) *result {
 	j.attempts++
 	r := &result{sent: time.Now(), failed: true}
-	upstream, found := j.config.Upstreams[target.GetProvider()+"/"+target.GetConnection()]
+	key := target.GetProvider() + "/" + target.GetConnection()
+	upstream, found := j.config.Upstreams[key]
 	if !found {
-		r.local = policyv1.LocalFaultKind_LOCAL_FAULT_KIND_EXECUTION
+		r.local, r.missing = policyv1.LocalFaultKind_LOCAL_FAULT_KIND_EXECUTION, key
+		slog.Error(fmt.Sprintf("no upstream %s in %s: add it", key, j.config.path))
 		return r
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
@@ -146,6 +151,10 @@ func (r *result) forClient(request *http.Request, verdict *policyv1.Verdict) *ht
 }
 
 func (r *result) gatewayProblem() problem {
+	if r.missing != "" {
+		return problem{http.StatusBadGateway, "upstream_not_configured", "server_error",
+			"the configuration of the gateway has no upstream " + r.missing, 0}
+	}
 	if r.local == policyv1.LocalFaultKind_LOCAL_FAULT_KIND_OWN_TIMEOUT {
 		return problem{http.StatusGatewayTimeout, "timeout", "server_error", "no answer in time", 0}
 	}

@@ -50,6 +50,9 @@ const restAfterLoss = time.Second
 // ErrAway means that nobody answers; everything else that goes wrong is an answer of the service.
 var ErrAway = errors.New("the policy service is away")
 
+// errResting: it was found to be away a moment ago and is not asked.
+var errResting = fmt.Errorf("%w: not asked for a moment", ErrAway)
+
 // Service is the gateway's connection to the policy service.
 type Service struct {
 	policyv1.PolicyServiceClient
@@ -127,7 +130,7 @@ func (s *Service) Select(
 ) (*policyv1.SelectTargetResponse, error) {
 	mustAsk := request.GetLease() != nil
 	if !mustAsk && time.Now().UnixMilli() < s.awayUntil.Load() {
-		return nil, ErrAway
+		return nil, fmt.Errorf("%w (%s)", errResting, s.config.Address)
 	}
 	limited, cancel := context.WithTimeout(ctx, wait+milliseconds(s.config.SelectTimeoutMs))
 	defer cancel()
@@ -167,6 +170,14 @@ func (s *Service) Release(ctx context.Context, token []byte) error {
 	return s.judged(ctx, err)
 }
 
+// Cancel gives back what a SelectTarget holds whose answer did not arrive; `found`: there was something.
+func (s *Service) Cancel(ctx context.Context, requestID string) (found bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, milliseconds(s.config.ReportTimeoutMs))
+	defer cancel()
+	answer, err := s.CancelPermit(limited, &policyv1.CancelPermitRequest{RequestId: requestID})
+	return len(answer.GetResults()) > 0, s.judged(ctx, err)
+}
+
 // judged turns errors that are not the service's own into ErrAway, and remembers them for a moment. A client that has left
 // says nothing about the service.
 func (s *Service) judged(ctx context.Context, err error) error {
@@ -179,7 +190,7 @@ func (s *Service) judged(ctx context.Context, err error) error {
 	}
 	if isAway(err) {
 		s.awayUntil.Store(time.Now().Add(restAfterLoss).UnixMilli())
-		return fmt.Errorf("%w: %w", ErrAway, err)
+		return fmt.Errorf("%w (%s): %w", ErrAway, s.config.Address, err)
 	}
 	return err
 }
@@ -194,6 +205,20 @@ func isAway(err error) bool {
 		return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled || code == codes.Internal
 	}
 	return false
+}
+
+// isCutOff: the call was made, and nobody knows what the service did with it.
+func isCutOff(err error) bool {
+	return err != nil && !errors.Is(err, errResting) && reasonOf(err) == ""
+}
+
+// isPassing: the same call may go well later. Other refusals are final.
+func isPassing(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
+		return true
+	}
+	return errors.Is(err, ErrAway)
 }
 
 // reasonOf is ErrorInfo.reason: the name of an ErrorReason; empty where the service did not send the error.

@@ -89,9 +89,16 @@ func newWatchedBody(client context.Context, r *result, idle time.Duration, finis
 	return &watchedBody{source: source, result: r, client: client, idle: idle, timer: timer, finish: finish}
 }
 
-func (b *watchedBody) Read(buffer []byte) (int, error) {
+func (b *watchedBody) Read(buffer []byte) (n int, err error) {
+	defer func() {
+		b.timer.Stop()
+		if failed := recover(); failed != nil {
+			b.end(context.Canceled) // else its permits would be renewed for ever
+			panic(failed)
+		}
+	}()
 	b.timer.Reset(b.idle)
-	n, err := b.source.Read(buffer)
+	n, err = b.source.Read(buffer)
 	b.timer.Stop()
 	b.result.bytes += int64(n)
 	if b.result.isStream {
@@ -119,7 +126,7 @@ func (b *watchedBody) end(err error) {
 	r.streamError = b.events.failure
 	switch {
 	case err == io.EOF:
-	case b.client.Err() != nil || err == context.Canceled:
+	case b.client.Err() != nil || (err == context.Canceled && context.Cause(r.ctx) != errIdle):
 		r.cancelled = true
 	default:
 		r.fail(err)

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	policyv1 "policyservice.example/gateway/gen/policy/v1"
@@ -24,6 +25,7 @@ type Transport struct {
 	upstream http.RoundTripper
 	memory   *memory
 	outbox   *outbox
+	serving  atomic.Int64 // requests of the handler under way
 }
 
 // NewTransport returns a Transport with a connection pool of its own for upstreams.
@@ -37,7 +39,7 @@ func NewTransport(config *Config, service *Service) *Transport {
 		IdleConnTimeout:     90 * time.Second,
 		DisableCompression:  true, // the service reads error bodies as they come
 	}
-	return &Transport{config: config, service: service, upstream: upstream, memory: newMemory(), outbox: newOutbox()}
+	return &Transport{config: config, service: service, upstream: upstream, memory: newMemory(), outbox: newOutbox(config.Policy.Address)}
 }
 
 // RoundTrip serves one client request. An error means that the client has left.
@@ -49,9 +51,12 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	return j.run(request.Context())
 }
 
-// Close waits until the reports under way are out.
+// Close waits until the requests under way have ended and their reports are out.
 func (t *Transport) Close(ctx context.Context) error {
-	t.outbox.wait(ctx)
+	for t.serving.Load() > 0 && ctx.Err() == nil {
+		sleep(ctx, 10*time.Millisecond)
+	}
+	t.outbox.close(ctx)
 	return t.service.connection.Close()
 }
 
@@ -65,21 +70,53 @@ func NewHandler(transport *Transport) http.Handler {
 		ErrorHandler:  func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(499) }, // nobody reads it
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /v1/", proxy)
+	mux.HandleFunc("POST /v1/", func(w http.ResponseWriter, request *http.Request) {
+		if slices.Contains(strings.Split(request.URL.Path, "/"), "..") { // escaped, else the mux has seen to it
+			http.NotFound(w, request)
+			return
+		}
+		transport.serving.Add(1)
+		defer transport.serving.Add(-1)
+		request.Body = newTimedBody(w, request.Body, milliseconds(transport.config.RequestTimeoutMs))
+		proxy.ServeHTTP(w, request)
+	})
 	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
 	return mux
 }
 
-// gatewaysOwn are headers that end here: the client's credential, and what the gateway makes itself.
-var gatewaysOwn = []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie", "Accept-Encoding", "Content-Length"}
+// timedBody ends the reading of a request whose client is too slow in sending it.
+type timedBody struct {
+	io.ReadCloser
+	connection *http.ResponseController
+}
+
+func newTimedBody(w http.ResponseWriter, body io.ReadCloser, longest time.Duration) io.ReadCloser {
+	timed := &timedBody{body, http.NewResponseController(w)}
+	_ = timed.connection.SetReadDeadline(time.Now().Add(longest))
+	return timed
+}
+
+func (b *timedBody) Read(buffer []byte) (int, error) {
+	n, err := b.ReadCloser.Read(buffer)
+	if err == io.EOF {
+		_ = b.connection.SetReadDeadline(time.Time{}) // from now on it is for noticing that the client leaves
+	}
+	return n, err
+}
+
+// gatewaysOwn are headers that end here: the client's credential, and what the gateway or its connections make themselves.
+var gatewaysOwn = []string{
+	"Authorization", "X-Api-Key", "Api-Key", "Cookie", "Accept-Encoding", "Content-Length", "Connection", "Upgrade", "Expect",
+	"X-Real-Ip",
+}
 
 // forUpstream is the client's request as one attempt sends it: with the target's model and credential, without the headers of
 // the policy.
 func (j *journey) forUpstream(ctx context.Context, target *policyv1.Target, upstream Upstream, wishes wishes) *http.Request {
 	out := j.request.Clone(ctx)
-	out.URL.Scheme, out.URL.Host = upstream.base.Scheme, upstream.base.Host
-	out.URL.Path, out.URL.RawPath = strings.TrimSuffix(upstream.base.Path, "/")+out.URL.Path, ""
-	out.Host = ""
+	query := out.URL.RawQuery
+	out.URL = upstream.base.JoinPath(out.URL.EscapedPath())
+	out.URL.RawQuery, out.Host = query, ""
 	for name := range out.Header {
 		lower := strings.ToLower(name)
 		if strings.HasPrefix(lower, "x-policy-") || strings.HasPrefix(lower, "x-omniroute-") {
@@ -96,7 +133,13 @@ func (j *journey) forUpstream(ctx context.Context, target *policyv1.Target, upst
 		out.Header.Set(name, value)
 	}
 	body := j.bodyFor(target.GetModel(), wishes.degradations)
-	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	// Both let the connection pool send the request anew where a connection of it turns out to be closed.
+	if _, given := out.Header["Idempotency-Key"]; !given {
+		out.Header["Idempotency-Key"] = nil // is not sent
+	}
+	out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	out.Body, _ = out.GetBody()
+	out.ContentLength, out.TransferEncoding = int64(len(body)), nil
 	return out
 }
 

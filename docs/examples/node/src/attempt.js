@@ -45,10 +45,7 @@ export class Attempt {
    */
   async make() {
     const refusal = await this.checkFence();
-    if (refusal) {
-      this.held.release();
-      return { answer: refusal };
-    }
+    if (refusal) return { answer: refusal };
     const { stripHeaders: strip, attemptPolicy, degradations } = this.dispatch;
     const timeoutMs = Number(attemptPolicy?.targetTimeoutMs ?? 0);
     this.offsetMs = performance.now() - this.held.since;
@@ -59,7 +56,10 @@ export class Attempt {
       this.finish(result);
       this.journey.signal.throwIfAborted();
     }
-    if (!result.failed) return { answer: result.stream((ended) => this.finish(ended)) };
+    if (!result.failed) {
+      this.held.isReported = true;
+      return { answer: result.stream((ended) => this.finish(ended)) };
+    }
     return this.afterFailure(result);
   }
 

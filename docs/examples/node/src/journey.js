@@ -3,11 +3,12 @@ import { createHash, randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { ActionKind } from "../gen/policy/v1/policy_pb.js";
 import { WaitReason } from "../gen/policy/v1/reasons_pb.js";
-import { Answer, discard } from "./answers.js";
+import { Answer, discard, unavailable } from "./answers.js";
 import { Attempt } from "./attempt.js";
 import { withoutDecision } from "./failmode.js";
-import { Held } from "./held.js";
+import { Held, withdraw } from "./held.js";
 import { nameOf } from "./report.js";
+import { isCutOff } from "./service.js";
 
 /** @import { MessageInitShape } from "@bufbuild/protobuf" */
 /** @import { IncomingHttpHeaders } from "node:http" */
@@ -22,7 +23,7 @@ const MAX_DISPATCHES = 30;
 export class Journey {
   /**
    * @param {Gateway} gateway
-   * @param {{path: string, headers: IncomingHttpHeaders, body: Record<string, any>, lease?: {owner: string, generation: bigint}}} request
+   * @param {{path: string, headers: IncomingHttpHeaders, body: Record<string, any>, text: string, lease?: {owner: string, generation: bigint}}} request
    * @param {AbortSignal} signal is aborted when the client leaves
    */
   constructor(gateway, request, signal) {
@@ -36,6 +37,7 @@ export class Journey {
     this.deadline = performance.now() + gateway.config.request_timeout_ms;
     this.patient = false; // ready to wait for a target
     this.asked = 0; // SelectTarget calls so far
+    this.askedAs = ""; // request id of the last one
     this.attempts = 0; // upstream calls so far
     /** @type {Uint8Array<ArrayBufferLike>} */
     this.token = new Uint8Array();
@@ -58,6 +60,7 @@ export class Journey {
       try {
         decision = await this.select();
       } catch (error) {
+        if (isCutOff(error)) withdraw(this.gateway, this.askedAs);
         return withoutDecision(this, error);
       }
       const answer = await this.follow(decision);
@@ -77,6 +80,8 @@ export class Journey {
         return this.wait(verdict.value);
       case "reject":
         return this.reject(verdict.value);
+      default:
+        return unavailable("unknown_verdict");
     }
   }
 
@@ -86,9 +91,10 @@ export class Journey {
    */
   async select() {
     const patience = this.patient ? this.leftMs : 0;
+    this.askedAs = `${this.id}-${this.asked}`;
     const decision = await this.gateway.service.select(
       {
-        requestId: `${this.id}-${this.asked}`,
+        requestId: this.askedAs,
         route: this.route,
         callerKeySha256: this.caller,
         session: sessionOf(this.request),
@@ -110,14 +116,15 @@ export class Journey {
   /** Sleeps as told if the client lives to see the end. @param {Wait} wait */
   async wait(wait) {
     const pause = Number(wait.waitMs);
-    if (pause >= this.leftMs) {
-      const message = "no target is free before the deadline of the request";
-      return Answer.failure(503, wait.reasonText, "service_unavailable", message, pause);
+    if (pause < this.leftMs) {
+      if (wait.reason === WaitReason.IN_LINE) this.asked -= 1; // the place in line belongs to this request id
+      this.earlier = []; // after a wait every target may be tried again
+      await sleep(pause, undefined, { signal: this.signal }).catch(() => {});
+      if (!this.signal.aborted) return undefined;
     }
-    if (wait.reason === WaitReason.IN_LINE) this.asked -= 1; // the place in line belongs to this request id
-    this.earlier = []; // after a wait every target may be tried again
-    await sleep(pause, undefined, { signal: this.signal });
-    return undefined;
+    if (wait.ticket !== undefined) withdraw(this.gateway, this.askedAs);
+    const message = "no target is free before the deadline of the request";
+    return Answer.failure(503, wait.reasonText, "service_unavailable", message, pause);
   }
 
   /** Passes a refusal on; the first one that time may cure is asked again instead. @param {Reject} reject */
@@ -139,6 +146,15 @@ export class Journey {
    */
   async walk(decision, dispatch) {
     const held = new Held(this.gateway, decision, dispatch);
+    try {
+      return await this.attemptInTurn(held, dispatch);
+    } finally {
+      held.end();
+    }
+  }
+
+  /** @param {Held} held @param {Dispatch} dispatch @returns {Promise<Answer | undefined>} */
+  async attemptInTurn(held, dispatch) {
     const targets = [/** @type {Target} */ (dispatch.target), ...dispatch.fallbacks];
     /** @type {Target | undefined} */
     let target = targets[0];
@@ -150,17 +166,12 @@ export class Journey {
       const { answer, action } = await attempt.make();
       if (!action) return answer;
       const pause = Number(action.delayMs);
-      if (isFinal(action) || this.attempts >= most || pause >= this.leftMs) {
-        held.release();
-        return answer;
-      }
+      if (isFinal(action) || this.attempts >= most || pause >= this.leftMs) return answer;
       discard(answer);
-      await sleep(pause, undefined, { signal: this.signal }).catch(() => held.release());
-      this.signal.throwIfAborted();
+      await sleep(pause, undefined, { signal: this.signal });
       target = next(action, target, targets);
       headers = action.setHeaders;
     }
-    held.release();
     return undefined;
   }
 }
@@ -189,7 +200,7 @@ function isFinal(action) {
  * @param {IncomingHttpHeaders} headers
  */
 function callerOf(headers) {
-  const [, key] = /^Bearer (.+)$/.exec(headers.authorization ?? "") ?? [];
+  const [, key] = /^Bearer (.+)$/i.exec(headers.authorization ?? "") ?? [];
   return key ? createHash("sha256").update(key).digest("hex") : "";
 }
 

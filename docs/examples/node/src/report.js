@@ -82,6 +82,7 @@ export function earlierAttempt(target, result, verdict) {
 
 /** The outcome in a word, for the log. @param {Result} result */
 export function textOf(result) {
+  if (result.missing) return `no upstream ${result.missing}`;
   if (result.localFault) return LocalFaultKind[result.localFault];
   if (result.broken) return NetworkErrorKind[result.networkError];
   return result.streamError ? "error in a stream" : String(result.status);

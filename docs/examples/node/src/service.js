@@ -38,6 +38,9 @@ const SECOND_TRY_MS = 250;
 /** Nobody answers; everything else that goes wrong is an answer of the service. */
 export class AwayError extends Error {}
 
+/** It was found to be away a moment ago and is not asked. */
+class RestingError extends AwayError {}
+
 export class Service {
   /** @param {Config["policy"]} config */
   constructor(config) {
@@ -55,6 +58,7 @@ export class Service {
     this.metadata = new grpc.Metadata();
     if (config.key) this.metadata.set("authorization", `Bearer ${config.key}`);
     this.awayUntil = 0;
+    this.away = `the policy service is away (${config.address})`;
   }
 
   /**
@@ -65,7 +69,7 @@ export class Service {
    * @param {AbortSignal} signal
    */
   async select(request, waitMs, signal) {
-    if (!request.lease && Date.now() < this.awayUntil) throw new AwayError("the policy service is away");
+    if (!request.lease && Date.now() < this.awayUntil) throw new RestingError(`${this.away}: not asked for a moment`);
     return this.call(PolicyService.method.selectTarget, request, waitMs + this.config.select_timeout_ms, signal);
   }
 
@@ -98,6 +102,11 @@ export class Service {
     return this.call(PolicyService.method.releasePermit, { decisionToken }, this.config.report_timeout_ms);
   }
 
+  /** Gives back what a SelectTarget holds whose answer did not arrive. @param {string} requestId */
+  cancel(requestId) {
+    return this.call(PolicyService.method.cancelPermit, { requestId }, this.config.report_timeout_ms);
+  }
+
   /**
    * One unary call. A failure that is not the service's own becomes an AwayError, and is remembered for a moment.
    *
@@ -118,7 +127,7 @@ export class Service {
       signal?.throwIfAborted(); // a client that has left says nothing about the service
       if (!isAway(/** @type {grpc.ServiceError} */ (error))) throw error;
       this.awayUntil = Date.now() + REST_AFTER_LOSS_MS;
-      throw new AwayError("the policy service is away", { cause: error });
+      throw new AwayError(`${this.away}: ${/** @type {grpc.ServiceError} */ (error).message}`, { cause: error });
     }
   }
 
@@ -194,13 +203,24 @@ function isAway(error) {
   return reason ? ["DRAINING", "NOT_READY"].includes(reason) : OF_THE_TRANSPORT.includes(error.code);
 }
 
+/** The call was made, and nobody knows what the service did with it. @param {any} error */
+export function isCutOff(error) {
+  return !(error instanceof RestingError) && !reasonOf(error?.cause ?? error);
+}
+
+/** The same call may go well later. Other refusals are final. @param {any} error */
+export function isPassing(error) {
+  const { UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED } = grpc.status;
+  return error instanceof AwayError || [UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED].includes(error?.code);
+}
+
 /**
  * ErrorInfo.reason: the name of an ErrorReason; empty where the service did not send the error.
  *
  * @param {grpc.ServiceError} error
  */
 export function reasonOf(error) {
-  const [bytes] = error.metadata?.get("grpc-status-details-bin") ?? [];
+  const [bytes] = error?.metadata?.get("grpc-status-details-bin") ?? [];
   const details = Buffer.isBuffer(bytes) ? fromBinary(StatusSchema, bytes).details : [];
   const infos = details.map((detail) => anyUnpack(detail, ErrorInfoSchema));
   return infos.find((info) => info?.domain === "policy.v1")?.reason ?? "";

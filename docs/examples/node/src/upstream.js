@@ -1,26 +1,17 @@
-/** Calls to upstreams. */
-import http from "node:http";
-import https from "node:https";
+/** Calls to upstreams, and what came back. */
 import { Readable } from "node:stream";
 import { LocalFaultKind, NetworkErrorKind } from "../gen/policy/v1/policy_pb.js";
 import { Answer, seconds } from "./answers.js";
+import { endToEnd, send } from "./request.js";
 import { EventScanner, hidesFailure } from "./stream.js";
 
+/** @import { IncomingMessage } from "node:http" */
 /** @import { Verdict } from "../gen/policy/v1/policy_pb.js" */
 /** @import { Degradation, Header, Target } from "../gen/policy/v1/types_pb.js" */
-/** @import { Upstream } from "./config.js" */
 /** @import { Journey } from "./journey.js" */
 
 /** As much of an answer as is looked at before it goes to the client, and as much as a report may carry. */
 export const MAX_HEAD_BYTES = 64 * 1024;
-
-/** Headers that end here: the client's credential, and what the gateway or its connections make themselves. */
-const GATEWAYS_OWN = [
-  ...["authorization", "x-api-key", "api-key", "cookie", "accept-encoding", "content-length", "host", "expect"],
-  ...["connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"],
-];
-
-const AGENTS = { "http:": new http.Agent({ keepAlive: true }), "https:": new https.Agent({ keepAlive: true }) };
 
 /**
  * What a decision says about a call besides its target: a timeout (0: the gateway's own), headers to set and to drop, changes
@@ -33,7 +24,7 @@ const AGENTS = { "http:": new http.Agent({ keepAlive: true }), "https:": new htt
 
 /** What one upstream call brought. */
 export class Result {
-  /** @type {http.IncomingMessage | undefined} */
+  /** @type {IncomingMessage | undefined} */
   response;
   /** @type {AsyncIterator<Buffer> | undefined} the rest of its body */
   rest;
@@ -44,6 +35,7 @@ export class Result {
   streamError;
   cancelled = false;
   localFault = LocalFaultKind.UNSPECIFIED;
+  missing = ""; // the upstream that the configuration lacks
   /** @type {Error | undefined} the network failed, before or after the response began */
   broken;
   networkError = NetworkErrorKind.UNSPECIFIED;
@@ -51,6 +43,7 @@ export class Result {
   firstByteMs = 0;
   tookMs = 0;
   bytes = 0;
+  isWhole = false; // its body has come to its end
   /** @type {Cause | undefined} */
   cause;
   controller = new AbortController();
@@ -64,10 +57,11 @@ export class Result {
     this.client = client;
   }
 
-  /** @param {LocalFaultKind} kind */
-  static local(kind) {
+  /** There is no such upstream. @param {string} missing */
+  static uncalled(missing) {
     const result = new Result();
-    result.localFault = kind;
+    result.localFault = LocalFaultKind.EXECUTION;
+    result.missing = missing;
     return result;
   }
 
@@ -97,7 +91,7 @@ export class Result {
   /**
    * Reads the head of the answer: of a stream the first event, of anything else as much as fits.
    *
-   * @param {http.IncomingMessage} response
+   * @param {IncomingMessage} response
    */
   async begin(response) {
     this.response = response;
@@ -135,29 +129,29 @@ export class Result {
    * @param {(ended: Result) => void} finish
    */
   stream(finish) {
-    return this.answer(Readable.from(this.watched(finish), { objectMode: false }));
+    const events = new EventScanner();
+    const body = Readable.from(this.watched(events), { objectMode: false });
+    body.once("close", () => {
+      this.tookMs = performance.now() - this.sent;
+      this.streamError = events.failure;
+      this.cancelled = !this.isWhole && !this.broken; // the client has left: nobody reads on
+      finish(this);
+    });
+    return this.answer(body);
   }
 
-  /** @param {(ended: Result) => void} finish */
-  async *watched(finish) {
-    const events = new EventScanner();
-    let isWhole = false;
+  /** @param {EventScanner} events */
+  async *watched(events) {
     try {
       for await (const chunk of this.chunks()) {
         this.bytes += chunk.length;
         if (this.isStream) events.write(chunk);
         yield chunk;
       }
-      isWhole = true;
+      this.isWhole = true;
     } catch (error) {
       if (!this.client?.aborted) this.fail(error);
       throw error;
-    } finally {
-      this.tookMs = performance.now() - this.sent;
-      this.streamError = events.failure;
-      this.cancelled = !isWhole && !this.broken; // the client has left: nobody reads on
-      this.close();
-      finish(this);
     }
   }
 
@@ -178,24 +172,26 @@ export class Result {
    * @param {Verdict | undefined} verdict
    */
   forClient(verdict) {
+    if (this.missing) {
+      const message = `the configuration of the gateway has no upstream ${this.missing}`;
+      return Answer.failure(502, "upstream_not_configured", "server_error", message);
+    }
     if (this.localFault === LocalFaultKind.OWN_TIMEOUT) {
       return Answer.failure(504, "timeout", "server_error", "no answer in time");
     }
     if (!this.response || this.broken) {
       return Answer.failure(502, "upstream_unreachable", "server_error", "the upstream gave no usable answer");
     }
-    const answer = this.answer(Readable.from(this.watched(() => {}), { objectMode: false }));
+    const answer = this.answer(Readable.from(this.chunks(), { objectMode: false }));
     answer.status = verdict?.restatedStatus ?? answer.status;
     if (verdict?.retryAfterMs) answer.headers["retry-after"] = seconds(Number(verdict.retryAfterMs));
     return answer;
   }
 
-  /** @param {Readable} body */
+  /** The upstream call ends with the body, also where nobody has begun to read it. @param {Readable} body */
   answer(body) {
-    /** @type {http.OutgoingHttpHeaders} */
-    const headers = { ...this.response?.headers };
-    for (const name of ["connection", "keep-alive", "transfer-encoding"]) delete headers[name];
-    return new Answer(this.status, headers, body);
+    body.once("close", () => this.close());
+    return new Answer(this.status, endToEnd(this.response?.headers ?? {}), body);
   }
 }
 
@@ -210,8 +206,12 @@ export class Result {
 export async function call(journey, target, wishes) {
   journey.attempts += 1;
   const { config } = journey.gateway;
-  const upstream = config.upstreams[`${target.provider}/${target.connection}`];
-  if (!upstream) return Result.local(LocalFaultKind.EXECUTION);
+  const key = `${target.provider}/${target.connection}`;
+  const upstream = config.upstreams[key];
+  if (!upstream) {
+    journey.gateway.log(`no upstream ${key} in ${config.path}: add it`, {});
+    return Result.uncalled(key);
+  }
   const result = new Result(config.idle_timeout_ms, journey.signal);
   const limit = Math.min(config.first_byte_timeout_ms, wishes.timeoutMs || Infinity);
   const timer =
@@ -225,47 +225,6 @@ export async function call(journey, target, wishes) {
     clearTimeout(timer);
   }
   return result;
-}
-
-/**
- * The client's request with the target's model and credential, without the headers of the policy.
- *
- * @param {Journey["request"]} request
- * @param {Target} target
- * @param {Upstream} upstream
- * @param {Wishes} wishes
- * @param {AbortSignal} signal
- * @returns {Promise<http.IncomingMessage>}
- */
-function send(request, target, upstream, { set, strip, degradations }, signal) {
-  const url = new URL(upstream.base_url.replace(/\/$/, "") + request.path);
-  const body = JSON.stringify(bodyFor(request.body, target.model, degradations));
-  const headers = { ...request.headers };
-  const isPolicy = (/** @type {string} */ name) => /^x-(policy|omniroute)-/.test(name);
-  for (const name of [...Object.keys(headers).filter(isPolicy), ...GATEWAYS_OWN, ...strip]) delete headers[name];
-  for (const { name, value } of set) headers[name.toLowerCase()] = value;
-  Object.assign(headers, upstream.headers, { "content-length": String(Buffer.byteLength(body)) });
-  const { request: open } = url.protocol === "https:" ? https : http;
-  const agent = AGENTS[/** @type {keyof typeof AGENTS} */ (url.protocol)];
-  return new Promise((resolve, reject) => {
-    open(url, { method: "POST", headers, agent, signal }, resolve).on("error", reject).end(body);
-  });
-}
-
-/**
- * The client's body with the model of the target, and with no more tools than the target takes.
- *
- * @param {Record<string, any>} given
- * @param {string} model
- * @param {Degradation[]} degradations
- */
-function bodyFor(given, model, degradations) {
-  /** @type {Record<string, any>} */
-  const body = { ...given, model: model || given.model };
-  for (const { toolLimit } of degradations) {
-    if (toolLimit !== undefined && Array.isArray(body.tools)) body.tools = body.tools.slice(0, toolLimit);
-  }
-  return body;
 }
 
 /** @type {Record<string, NetworkErrorKind>} */
