@@ -56,7 +56,7 @@ bench: $(VENV)/.service ## throughput and latency against a bare echo server, as
 fuzz: $(VENV)/.ready ## a million mutated bodies and headers
 	POLICY_FUZZ_EXAMPLES=1000000 $(BIN)/pytest tests/property -k fuzz --timeout 7200
 
-mutation: $(VENV)/.ready ## mutation score of the pure core: every mutant, an hour or two; MUTATION='--sample 30' for a sample
+mutation: $(VENV)/.ready ## mutation score of the pure core: every mutant, two to three hours; MUTATION='--sample 30' for a sample
 	$(BIN)/python tests/mutation/run.py --jobs $(JOBS) $(MUTATION)
 
 proto: $(VENV)/.ready ## regenerate the Python stubs
