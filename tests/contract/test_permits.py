@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from policy_service.application.call_ids import call_id, start_id
 from policy_service.application.entropy import SystemEntropy
 from policy_service.application.permit_work import Passage, PermitAsk, PermitOutcome
 from policy_service.application.permits import Permits
@@ -291,6 +292,17 @@ async def test_a_call_cancelled_before_its_answer_gives_the_grant_back(fleet: Fl
         if not task.cancelled():
             await fleet.permits[0].release([permit_of(task.result())])
     assert await fleet.rows() == {}
+
+
+async def test_a_cancelled_request_gives_back_what_its_later_calls_hold_and_nobody_elses(fleet: Fleet) -> None:
+    """SelectTarget after a wait or a failed attempt: the slot had been held for its whole TTL."""
+    wide = Passage((replace(GATE, key="wide", limit=9),))
+    calls = [call_id("q.%", 0, 0), call_id("q.%", 0, 1), call_id("q.%", 2, 11), start_id(call_id("q.%", 1, 0))]
+    others = ["q.%2", "q.%#1", "q.%#1.x", "qx%", call_id("q", 0, 1)]
+    held = {each: permit_of(await fleet.permits[0].acquire(ask(each, passage=wide))) for each in (*calls, *others)}
+    given_back = await fleet.permits[1].cancel("q.%")
+    assert {each.permit_id for each in given_back} == {held[each] for each in calls}
+    assert set(await fleet.rows("wide")) == set(others)
 
 
 async def test_a_waiter_times_out_with_its_code(fleet: Fleet) -> None:

@@ -184,7 +184,7 @@ def test_a_second_try_of_a_leased_target_is_checked_and_takes_no_second_permit()
 def test_path_and_headers_are_made_anew_for_every_attempt() -> None:
     flight = flight_of("a", "b")
     flight.steps[0] = flight.steps[0]._replace(set_headers=(("x-lane", "slow"), ("x-own", "ours")))
-    flight.own_headers = {"x-own": "of-the-client"}
+    flight.own_headers, flight.sets_headers = (("x-own", "of-the-client"),), True
     (first,) = of_kind(begun(flight, base_path="/api"), actions.Pass)
     assert dict(first.set_headers) == {":path": "/api/v1/chat/completions", "x-lane": "slow", "x-own": "ours"}
     headers = {":path": "/api/v1/chat/completions", "x-lane": "slow", "x-envoy-attempt-count": "2"}

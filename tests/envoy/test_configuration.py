@@ -13,6 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 from policy_envoy.configuration import Choices, CredentialSource, FailMode, Layout, UpstreamError, bootstrap
+from policy_envoy.configuration.filters import listener_filters
 
 from policy_service.cli import envoy_config
 from policy_service.cli.main import main
@@ -87,6 +88,37 @@ def test_envoy_accepts_every_form(tmp_path: Path, layout: Layout, credentials: C
             policy="unix:/run/policy.sock" if fail_mode is FailMode.OPEN else "policy.internal:50051",
         )
         assert accepted(bootstrap(read(text), choices), tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "is_several"),
+    [
+        ("127.0.0.1:50051", "STATIC", False),
+        ("unix:/run/policy.sock", "STATIC", False),
+        ("[::1]:50051,127.0.0.1:50052,unix:/run/policy.sock", "STATIC", True),
+        ("policy.internal:50051", "STRICT_DNS", True),
+    ],
+)
+def test_both_stages_of_a_request_ask_one_door_where_there_may_be_several(
+    tmp_path: Path, policy: str, kind: str, is_several: bool
+) -> None:
+    data = bootstrap(read(ADDRESSED), Choices(policy=policy))
+    assert accepted(data, tmp_path) == ""
+    clusters = {each["name"]: each for each in data["static_resources"]["clusters"]}
+    door = clusters["policy_service"]
+    assert door["type"] == kind
+    assert ("load_balancing_policy" in door, "health_checks" in door) == (is_several, is_several)
+    sent = {each["key"]: each["value"] for each in initial_metadata(clusters["one"])}
+    assert sent.get("x-policy-request") == ("%STREAM_ID%" if is_several else None)
+
+
+def test_a_door_on_a_socket_and_one_by_name_are_refused_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = written(tmp_path, capsys, "--policy", "unix:/run/policy.sock, policy.internal:50051")
+    assert code == 2
+    assert "--policy: a host name and a Unix socket do not go together" in found
+    assert written(tmp_path, capsys, "--policy", "127.0.0.1:50051, 127.0.0.1:50052")[0] == 0
 
 
 def test_hosts_tls_and_base_paths_come_from_connection_or_provider() -> None:
@@ -257,3 +289,23 @@ def test_credentials_have_a_directory_where_they_are_files_and_only_there(
     code, told = written(tmp_path, capsys, "--credentials", given)
     assert code == 2
     assert f"--credentials: files needs a directory, nothing else has one; given: {given}" in told
+
+
+def test_what_config_check_warns_of_is_told_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "catalogue.yaml"
+    routes = "routes:\n  - {name: r, strategy: random, targets: [{connection: one}]}\n"
+    file.write_text(f"version: 1\nconnections:\n  - {{id: one, provider: acme, address: 127.0.0.1:1}}\n{routes}")
+    assert main(["envoy-config", "--catalogue", str(file), "--out", str(tmp_path / "envoy.yaml")]) == 0
+    told = capsys.readouterr().err
+    assert "random" in told
+    assert "1 connection, 1 route" in told
+
+
+def test_the_door_is_told_which_connections_have_clusters() -> None:
+    def told(names: list[str], layout: Layout = Layout.SEPARATE) -> list[str]:
+        data = listener_filters(Choices(layout=layout), names)[1]["typed_config"]["grpc_service"]["initial_metadata"]
+        return [each["value"] for each in data if each["key"] == "x-policy-connections"]
+
+    assert told(["two", "one"]) == ["one two"]
+    assert told(["half%"]) == ["half%%"]
+    assert told([]) == told(["é"]) == told(["x" * 5_000]) == told(["one"], Layout.SHARED) == []

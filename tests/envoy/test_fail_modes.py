@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,11 +16,14 @@ import yaml
 from policy_envoy.configuration import Choices, FailMode, bootstrap
 
 from policy_service.settings.catalogue_file import load_catalogue
-from tests.envoy.upstreams import Upstream, running, says
+from tests.envoy.upstreams import Upstream, hangs, running, says
 from tests.envoy.world import catalogue_of, envoy, free_port
 from tests.integration.serving import Process, process, ready
 
 ROUTED = {"x-policy-route": "chat"}
+SLOTS = 4
+LIFE_MS = 8_000
+"""Of a slot that is not renewed."""
 
 
 @dataclass
@@ -36,7 +40,8 @@ class Killable:
 
     async def start(self) -> Process:
         """The service, on its port."""
-        flags = ("--envoy", "--catalogue", str(self.file), "--database-url", self.database)
+        patient = ("--set", "store.select_ms=2000")  # slots are asked for on a busy machine
+        flags = ("--envoy", "--catalogue", str(self.file), "--database-url", self.database, *patient)
         child = self.stack.enter_context(process(self.directory, self.port, *flags))
         await ready(child.address)
         return child
@@ -52,7 +57,8 @@ class Killable:
 async def killable(directory: Path, database_url: str, fail_mode: FailMode) -> AsyncIterator[Killable]:
     scripts = {"openai-capped": [says(200)], "mistral-two": [says(200)]}
     async with running(scripts) as upstreams, AsyncExitStack() as stack:
-        document = yaml.safe_dump(catalogue_of(upstreams, {"openai-capped": {"max_concurrent": 4}}))
+        short = {"concurrency.permit_ttl_ms": LIFE_MS}
+        document = yaml.safe_dump(catalogue_of(upstreams, {"openai-capped": {"max_concurrent": SLOTS}}, short))
         file = directory / "catalogue.yaml"
         file.write_text(document)
         port = free_port()
@@ -106,6 +112,32 @@ async def keep_calling(world: Killable, client: aiohttp.ClientSession, statuses:
     while True:
         statuses[await world.call(client)] += 1
         await asyncio.sleep(0.01)
+
+
+async def test_the_slots_of_a_killed_service_are_free_again_when_their_life_is_over(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    async with killable(tmp_path, embedded_url, FailMode.CLOSED) as world, aiohttp.ClientSession() as client:
+        service = await world.start()
+        capped = world.upstreams["openai-capped"]
+        capped.script[:] = [hangs(30)]
+        calls = [asyncio.create_task(world.call(client)) for _ in range(SLOTS)]
+        async with asyncio.timeout(10):
+            while len(capped.requests) < SLOTS:
+                await asyncio.sleep(0.02)
+        renewed_at = time.monotonic()
+        service.kill()
+        assert await asyncio.gather(*calls) == [503] * SLOTS
+        capped.script[:] = [says(200)]
+        await world.start()
+        assert await world.call(client) == 200
+        if time.monotonic() - renewed_at < LIFE_MS / 1000 / 2:
+            assert len(capped.requests) == SLOTS, "they are held still"
+        await until_served_by(world, client, "openai-capped")
+        capped.script[:] = [hangs(0.5)]
+        before = len(capped.requests)
+        assert await asyncio.gather(*(world.call(client) for _ in range(SLOTS))) == [200] * SLOTS
+        assert len(capped.requests) - before == SLOTS, "every one of them"
 
 
 async def test_a_service_that_never_ran_is_no_reason_to_stop_traffic_in_fail_open(

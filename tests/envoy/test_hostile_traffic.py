@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -103,6 +105,54 @@ async def test_a_request_that_envoy_refuses_itself_is_not_answered_as_if_the_ser
         answer = await asyncio.wait_for(reader.readline(), 5)
         writer.close()
         assert int(answer.split()[1]) == status
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "status"),
+    [
+        (b"GET /v1/\xc3\xa9", b"x-a: b", 400),
+        (b"GET /v1/x", b"x-\xe9: b", 400),
+        (b"GET /v1/x", b"x-a: b\x01", 400),
+        (b"GET /v1/x", b"x-a: \xe9", 200),
+        (b"GET /v1/x", b"x-request-id: \xc3\xa9", 200),
+    ],
+    ids=["path", "name", "control character", "value", "request id"],
+)
+async def test_bytes_that_are_no_ascii_are_answered(
+    tmp_path: Path, embedded_url: str, line: bytes, header: bytes, status: int
+) -> None:
+    async with gateway(tmp_path, embedded_url, {"openai-one": [says(200)]}) as world:
+        host, port = world.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(line + b" HTTP/1.1\r\nHost: a\r\nx-policy-route: chat\r\n" + header + b"\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        assert answer.split()[1:2] == [str(status).encode()], "not a closed connection"
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "chunked"])
+async def test_a_body_beyond_the_buffer_is_refused_in_the_shape_that_clients_read(
+    tmp_path: Path, embedded_url: str, is_named: bool
+) -> None:
+    body = json.dumps({"model": "chat", "messages": "x" * 20_000_000}).encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body[:10]
+        await asyncio.sleep(
+            0.5
+        )  # what comes before the door has answered, Envoy 1.40 holds without looking at its size
+        for start in range(10, len(body), 1_000_000):
+            yield body[start : start + 1_000_000]
+
+    scripts = {"openai-one": [says(200)]}
+    limits: dict[str, Any] = {"door": {"reads_body": True}, "body_limit_bytes": 4_194_304}
+    async with gateway(tmp_path, embedded_url, scripts, **limits) as world:
+        url, headers = world.url + "/v1/chat/completions", {"content-length": str(len(body))} if is_named else {}
+        async with asyncio.timeout(20), world.client.post(url, data=chunks(), headers=headers) as answer:
+            assert (answer.status, answer.content_type) == (413, "application/json")
+            assert (await answer.json())["error"]["code"] == "REQUEST_TOO_LARGE"
+        async with world.post() as answer:
+            assert answer.status == 200, "the next one is served"
 
 
 @pytest.mark.parametrize("more", [b"Host: a\r\n", b""], ids=["with host", "without host"])

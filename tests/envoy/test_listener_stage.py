@@ -171,3 +171,44 @@ def test_the_end_of_a_request_settles_its_attempts_by_what_came_first() -> None:
 def test_an_unexpected_message_is_a_fault_of_the_configuration() -> None:
     with pytest.raises(UnexpectedEventError, match="ResponseBody in phase new"):
         step(TABLE, Listener(DoorOptions()), events.ResponseBody(b"", True, 0.0))
+
+
+# -- connections that Envoy was not configured with ------------------------------------------------------------------
+def decided(answer: policy_pb2.SelectTargetResponse, known: str, request: Mapping[str, str] = PLAIN) -> Any:
+    """What follows a decision where Envoy knows these connections."""
+    options = DoorOptions(connections=frozenset(known.split()))
+    return step(TABLE, asked(request, options).state, events.Selected(answer, 0.0))
+
+
+def test_a_connection_that_envoy_does_not_know_is_told_of_and_the_others_are_asked_for() -> None:
+    found = decided(dispatched("new", "main"), "main spare")
+    strange, select = found.actions
+    assert strange == actions.Strange(("new",))
+    assert (select.request.route, list(select.request.allowed_connections)) == ("chat", ["main", "spare"])
+    assert (found.state.phase, found.state.asked) == (Phase.SELECTING, select.request)
+    routed = step(TABLE, found.state, events.Selected(dispatched("main"), 0.0))
+    assert routed.state.phase is Phase.ROUTED
+
+
+def test_what_was_taken_for_a_connection_without_a_cluster_is_given_back() -> None:
+    answer = dispatched("new", permits=["p"])
+    kinds = [type(action) for action in decided(answer, "main").actions]
+    assert kinds == [actions.Strange, actions.Release, actions.Select]
+
+
+def test_a_request_is_narrowed_once_and_then_answered() -> None:
+    first = decided(dispatched("new"), "main")
+    _, reply = step(TABLE, first.state, events.Selected(dispatched("new"), 0.0)).actions
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (503, "UNKNOWN_TO_ENVOY")
+    assert "envoy-config" in json.loads(reply.body)["error"]["message"]
+
+
+def test_a_leased_request_is_not_narrowed_which_would_end_its_lease() -> None:
+    leased = {**PLAIN, "x-policy-lease-owner": "vlo_" + "a" * 43, "x-policy-lease-generation": "7"}
+    _, reply = decided(dispatched("new"), "main", leased).actions
+    assert reply.status == 503
+
+
+def test_an_envoy_that_does_not_say_what_it_knows_is_taken_to_know_everything() -> None:
+    assert decided(dispatched("new"), "").state.phase is Phase.ROUTED
+    assert decided(dispatched("main", "spare"), "main spare").state.phase is Phase.ROUTED

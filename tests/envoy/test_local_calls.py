@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,19 +11,21 @@ from policy_envoy._generated.envoy.service.ext_proc.v3 import external_processor
 from policy_envoy.actions import Success
 from policy_envoy.calls import PolicyCallError
 from policy_envoy.course import course_of
-from policy_envoy.flight import from_answer, from_carried
+from policy_envoy.flight import Decision, decision_of, from_answer, from_carried
 
+from policy_service.application.messages import Dispatch, PermitGrant, PermitKind
 from policy_service.bootstrap import envoy_door
 from policy_service.bootstrap.envoy_door import LocalCalls
 from policy_service.generated.policy.v1 import policy_pb2
 from policy_service.transport.grpc.limits import Limits
-from policy_service.transport.grpc.mapping import Reading, report_request
+from policy_service.transport.grpc.mapping import Reading, report_request, select_request
 from policy_service.transport.grpc.policy_servicer import PolicyServicer
-from policy_service.transport.grpc.token import TokenSeal
+from policy_service.transport.grpc.token import MAX_TOKEN_BYTES, TokenSeal
 from tests.envoy.decisions import dispatched
 from tests.integration.grpc_shell import SECRET, FakeClock, FakeEntropy, FakeReports, FakeSelects
 
 POOL: Any = [{"provider": "p", "connection": each} for each in ("a", "b")]
+GRANT = PermitGrant("p1", PermitKind.CONCURRENCY, "p/a", 30_000)
 ASKED = policy_pb2.SelectTargetRequest(candidates=POOL)
 
 
@@ -82,6 +85,59 @@ async def test_decisions_are_remembered_until_their_last_report_and_never_more_t
     monkeypatch.setattr(envoy_door, "_DECISIONS_KEPT", 2)
     kept = [(await world.success()).token for _ in range(3)][1:]
     assert list(world.calls._decisions) == kept
+
+
+@pytest.mark.parametrize("connections", [("a",), ("a", "b")])
+async def test_a_dispatch_at_once_is_what_its_message_would_be_read_as(connections: tuple[str, ...]) -> None:
+    one, other = World(), World()
+    pool: Any = [{"provider": "p", "connection": each} for each in connections]
+    asked = policy_pb2.SelectTargetRequest(candidates=pool)
+    decision = one.calls.selected(asked)
+    assert isinstance(decision, Decision)
+    assert decision == decision_of(await other.calls.select(asked))
+    assert one.calls._decisions == other.calls._decisions
+
+
+@pytest.mark.parametrize(
+    "more", [{"set_headers": (("x-lane", "slow"),)}, {"strip_headers": ("x-own",)}, {"permits": (GRANT,)}]
+)
+async def test_a_dispatch_with_more_to_say_keeps_its_message(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    plain = world.selects.select_now(select_request(ASKED, world.reading))
+    assert plain is not None
+    assert isinstance(plain.verdict, Dispatch)
+    answer = replace(plain, verdict=replace(plain.verdict, **more))
+    monkeypatch.setattr(world.selects, "select_now", lambda request: answer)
+    message = world.calls.selected(ASKED)
+    assert isinstance(message, policy_pb2.SelectTargetResponse)
+    assert message.dispatch.set_headers or message.dispatch.permits or "x-own" in message.dispatch.strip_headers
+    assert world.calls._decisions == {message.decision_token: answer.token}
+
+
+async def test_a_decision_whose_token_grows_too_large_is_told_by_its_message() -> None:
+    long: Any = [{"provider": "p", "connection": f"{each}{'c' * 200}", "model": "m" * 200} for each in range(12)]
+    asked = policy_pb2.SelectTargetRequest(candidates=long, max_fallbacks=11)
+    message = World().calls.selected(asked)
+    assert isinstance(message, policy_pb2.SelectTargetResponse)
+    assert len(message.decision_token) <= MAX_TOKEN_BYTES
+    assert 0 < len(message.dispatch.fallbacks) < 11
+
+
+async def test_what_is_not_answered_at_once_is_left_to_waiting_and_errors_are_told_the_same_way() -> None:
+    world = World()
+    assert world.calls.selected(policy_pb2.SelectTargetRequest(route="hold")) is None
+    rejected = world.calls.selected(policy_pb2.SelectTargetRequest(route="empty"))
+    assert isinstance(rejected, policy_pb2.SelectTargetResponse)
+    assert rejected.WhichOneof("verdict") == "reject"
+    with pytest.raises(PolicyCallError) as refused:
+        world.calls.selected(policy_pb2.SelectTargetRequest())
+    assert (refused.value.code, refused.value.http_status) == ("FIELD_REQUIRED", 400)
+    with pytest.raises(PolicyCallError) as broken:
+        world.calls.selected(policy_pb2.SelectTargetRequest(route="broken"))
+    assert broken.value.http_status == 500
+    assert "secrets" not in broken.value.message
 
 
 async def test_requests_without_an_id_that_are_alike_get_ids_of_their_own() -> None:

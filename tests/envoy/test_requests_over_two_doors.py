@@ -49,6 +49,14 @@ def test_the_door_that_serves_the_attempt_renews_its_slot() -> None:
     assert of_kind(step(TABLE, begun(carried).state, head(200)), actions.Success) == [], "at its end"
 
 
+def test_attempts_that_another_door_has_reported_are_no_network_errors_of_the_one_that_goes_on() -> None:
+    home = flight_of("a", "b", "c")
+    registry.begin(home, 1, 100.0)  # and answered with an error, which was reported there
+    third = from_carried(home.carried(), 200.0)
+    assert third is not None
+    assert kinds(registry.begin(third, 3, 200.0)) == [("network_error", 1, False)], "nobody saw the second"
+
+
 class Answers(FakeCalls):
     """RenewPermit answers with these results; what happens meanwhile is the test's."""
 

@@ -39,6 +39,9 @@ class FakeCalls:
             raise self.error
         return self.answer
 
+    def selected(self, request: policy_pb2.SelectTargetRequest) -> None:
+        """Everything takes waiting."""
+
     def told(self, success: actions.Success) -> bool:
         return False
 
@@ -116,12 +119,11 @@ async def test_what_is_left_to_tell_is_told_where_envoy_has_ended_the_stream() -
 class CutOff:
     """A stream that Envoy ends while a reply is written."""
 
+    METADATA = (("x-policy-stage", "upstream"), ("x-policy-connection", "a"))
+
     def __init__(self, *messages: Any) -> None:
         self._messages = list(messages)
         self.aborted: grpc.StatusCode | None = None
-
-    def invocation_metadata(self) -> Any:
-        return (("x-policy-stage", "upstream"), ("x-policy-connection", "a"))
 
     async def read(self) -> Any:
         return self._messages.pop(0) if self._messages else grpc.aio.EOF
@@ -150,7 +152,7 @@ async def test_a_report_outlives_the_stream_that_it_is_about() -> None:
     carried = asked.metadata_context.filter_metadata["policy.decision"].fields["request"]
     carried.string_value = flight.carried()
     stream = CutOff(asked, message("response_headers", __status="200"))
-    last = await door._process_of(None)(None, stream)
+    last = await door._process_of(None, CutOff.METADATA)(None, stream)
     assert last is not None
     assert ext_proc.ProcessingResponse.FromString(last).WhichOneof("response") == "response_headers"
     assert calls.reports == [], "the reply goes out first"
@@ -173,7 +175,7 @@ async def test_a_report_is_made_though_the_reply_before_it_reaches_nobody() -> N
 async def test_a_stream_that_envoy_ends_has_no_last_reply() -> None:
     door = Door(FakeCalls(), DoorOptions(), lambda: 0.0)
     stream = CutOff()
-    await door._process_of(None)(None, stream)
+    await door._process_of(None, CutOff.METADATA)(None, stream)
     assert stream.aborted is grpc.StatusCode.CANCELLED
 
 
@@ -181,14 +183,17 @@ async def test_a_service_that_is_away_ends_the_stream_and_leaves_it_to_envoy() -
     calls = FakeCalls()
     calls.error = PolicyCallError("", 503, "nobody there", is_away=True)
     context = CutOff(message("request_headers", __path="/routes/chat/v1/x"))
-    context.invocation_metadata = lambda: (("x-policy-stage", "listener"),)  # type: ignore[method-assign]
     await Door(calls, DoorOptions()).handler().service(_Details()).stream_unary(None, context)
     assert context.aborted is grpc.StatusCode.UNAVAILABLE
 
 
 class _Details:
     method = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-    invocation_metadata = ()
+    invocation_metadata = (("x-policy-stage", "listener"),)
+
+
+def test_the_door_leaves_the_methods_of_others_alone() -> None:
+    assert Door(FakeCalls(), DoorOptions()).handler().service(SimpleNamespace(method="/policy.v1.X/Process")) is None
 
 
 def test_a_decision_travels_to_another_process_and_garbage_does_not() -> None:
@@ -202,7 +207,7 @@ def test_a_decision_travels_to_another_process_and_garbage_does_not() -> None:
         "decision=d1",
         ("a", "b"),
     )
-    for text in ("", "x", "a\nb\nc\n!!!", "a\nb\nc\n" + "AAAA"):
+    for text in ("", "x", "a\n0\nb\nc\n!!!", "a\n0\nb\nc\n" + "AAAA", "a\nb\n\n\n"):
         assert from_carried(text, 0.0) is None
 
 

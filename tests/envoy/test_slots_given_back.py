@@ -117,5 +117,5 @@ def test_what_failed_on_the_way_is_given_back_by_its_last_report() -> None:
     assert [report.final for report in registry.settle(unseen, 500.0, "", is_client_gone=False, attempts=1)] == [True]
     step(TABLE, begun(noted).state, LEFT)
     noted.begun = 1
-    noted.unanswered.append((noted.steps[0], 100.0))
+    noted.unanswered = ((noted.steps[0], 100.0),)
     assert ended(noted, LEFT) == []

@@ -19,6 +19,7 @@ from policy_service.application.messages import (
     DecisionToken,
     Dispatch,
     Exclusion,
+    HeardSuccess,
     Reject,
     ReportAnswer,
     ReportRequest,
@@ -130,6 +131,9 @@ class FakeReports:
     def report_now(self, request: ReportRequest) -> ReportAnswer | None:
         self.seen.append(request)
         return None if request.attempt == 1 else _reported()
+
+    def heard_now(self, success: HeardSuccess) -> bool:
+        return self.report_now(success.request()) is not None
 
     async def report(self, request: ReportRequest) -> ReportAnswer:
         return _reported()

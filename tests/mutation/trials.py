@@ -24,10 +24,10 @@ from tests.mutation.suite import OPTIONS, Baseline, Function, Outcomes, forget_c
 
 KILLED, SURVIVED, TIMED_OUT, NO_CODE, UNCOVERED = "killed", "survived", "timed out", "no code", "uncovered"
 FRESH_IMPORT_S = 25.0
-AFFORDABLE_S = 5.0
+AFFORDABLE_S = 15.0
 """CPU time of tests spent on one mutant; what only the dear ones would notice counts as a survivor."""
-NEAR_FILES = (4, 36)
-"""Test files imported anew for a changed constant, in two steps: importing takes longer than running, and the nearest
+NEAR_FILES = (1, 3, 36)
+"""Test files imported anew for a changed constant, in steps: importing takes longer than running, and the nearest
 notice most changes."""
 
 
@@ -115,6 +115,8 @@ class Bench:
     functions: list[FunctionType] = field(default_factory=living_functions)
     imports: dict[str, set[str]] = field(init=False)
     acting: set[str] = field(init=False)
+    nearest: dict[str, list[list[str]]] = field(default_factory=dict)
+    stale: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.imports = imported_names(self.root)
@@ -126,14 +128,19 @@ class Bench:
 
     def near(self, module: str) -> list[list[str]]:
         """Tests of the files that import the module or enter most of it and of those that import it, nearest first."""
+        if module not in self.nearest:
+            self.nearest[module] = self._near(module)
+        return self.nearest[module]
+
+    def _near(self, module: str) -> list[list[str]]:
         files = {module, *importers(module, self.imports, through="policy_service/domain/")}
         weight: Counter[str] = Counter()
         for nodeid, seen in self.baseline.functions.items():
             weight[_file(nodeid)] += sum(file in files for file, _, _ in seen) + 1_000 * self._names(nodeid, module)
         best = [file for file, count in weight.most_common(sum(NEAR_FILES)) if count]
         chosen = self._affordable(module, (n for n in self.baseline.functions if _file(n) in best))
-        nearest = set(best[: NEAR_FILES[0]])
-        return [step for first in (True, False) if (step := [n for n in chosen if (_file(n) in nearest) is first])]
+        steps = [set(best[end - size : end]) for size, end in zip(NEAR_FILES, accumulate(NEAR_FILES), strict=True)]
+        return [step for files in steps if (step := [n for n in chosen if _file(n) in files])]
 
     def _names(self, nodeid: str, module: str) -> bool:
         return module_name(module) in self.imports.get(_file(nodeid), ())
@@ -180,9 +187,11 @@ class Bench:
     def _run_anew(self, module: str, after: str, chosen: list[str]) -> tuple[str] | None:
         files = sorted({_file(nodeid) for nodeid in chosen})
         listener = Chosen(chosen)
+        if module not in self.stale:
+            self.stale[module] = stale_after(module, self.imports, self.acting)
 
         def work() -> tuple[str]:
-            forget(stale_after(module, self.imports, self.acting))
+            forget(self.stale[module])
             sys.meta_path.insert(0, ChangedModule(module_name(module), self.root / module, after))
             code = pytest.main(["-x", *OPTIONS, *(str(self.root / file) for file in files)], plugins=[listener])
             return (listener.first or ("" if code == 0 else f"exit {code}"),)

@@ -52,7 +52,7 @@ def build(language: str, directory: Path) -> Sequence[str]:
     go = go_command()
     assert go is not None
     subprocess.run([go, "build", "-o", str(binary), "."], cwd=GO_SOURCE, check=True, timeout=900)
-    return [str(binary), "-config"]
+    return [str(binary)]
 
 
 @dataclass(frozen=True, slots=True)

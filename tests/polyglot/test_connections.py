@@ -33,7 +33,8 @@ def secured(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def way(name: str, place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the service and of the gateway's part `policy` for one way."""
-    socket = {"listen": {"unix": str(place / "p.sock")}}, {"address": f"unix:{place / 'p.sock'}"}
+    listen = {"tcp": ["127.0.0.1:0"], "unix": str(place / "p.sock")}
+    socket = {"listen": listen}, {"address": f"unix:{place / 'p.sock'}"}
     if name == "tcp":
         return {}, {}
     if name == "unix":

@@ -13,6 +13,9 @@ import aiohttp
 import pytest
 
 from policy_service.generated.policy.v1 import lease_pb2
+from tests.fleet.fleet import free_port
+from tests.polyglot.doors import policy_at, running
+from tests.polyglot.scripted import Scripted, beside, started
 from tests.polyglot.upstreams import Behaviour
 from tests.polyglot.world import AGENT_KEY, AGENT_SHA256, World, behaving, behaviour, catalogue, until, world
 
@@ -222,6 +225,24 @@ async def test_a_status_that_the_service_puts_right_is_what_the_client_gets(
             upstreams.script("only", behaviour("misstated_quota"))
             answer = await here.gateway.send()("one", False)
     assert answer.status == 429
+
+
+async def test_an_account_that_the_gateway_does_not_know_is_named(command: Sequence[str], tmp_path: Path) -> None:
+    async with started(Scripted("spare")) as service, beside(command, tmp_path, service, {}) as gateway:
+        answer = await gateway.send()("one", False)
+        log = gateway.log.read_text()
+    assert answer.status == 502
+    assert b"has no upstream house/spare" in answer.body
+    assert f"no upstream house/spare in {gateway.log.with_suffix('.json')}: add it" in log
+
+
+async def test_a_policy_address_where_nobody_answers_is_named(command: Sequence[str], tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with running(command, tmp_path, {"policy": policy_at(address, select_timeout_ms=300)}) as gateway:
+        answers = [await gateway.send()("chat", False) for _ in range(2)]
+        told = [line for line in gateway.log.read_text().splitlines() if "no decision" in line]
+    assert [answer.status for answer in answers] == [503, 503]
+    assert [address in line for line in told] == [True, True]
 
 
 async def test_a_request_without_a_model_is_told_so(command: Sequence[str], tmp_path: Path, embedded_url: str) -> None:

@@ -1,4 +1,4 @@
-"""The committed stubs of the example gateways are what the contract says."""
+"""The committed stubs of the example gateways are what the contract says; what a language checks itself holds."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ def test_the_stubs_are_current(language: str, tmp_path: Path) -> None:
     )
     differing = {name for name, _ in _tree(SOURCES[language] / "gen").items() ^ _tree(tmp_path / "gen").items()}
     assert differing == set(), "run `make stubs`"
+
+
+@pytest.mark.timeout(600)
+def test_the_unit_tests_of_the_go_gateway_pass() -> None:
+    if missing_for("go"):
+        pytest.skip(missing_for("go"))
+    subprocess.run([go_command() or "go", "test", "-count=1", "./..."], cwd=GO_SOURCE, check=True, timeout=500)
+
+
+@pytest.mark.timeout(120)
+def test_the_types_in_the_comments_of_the_node_gateway_fit() -> None:
+    if missing_for("node"):
+        pytest.skip(missing_for("node"))
+    subprocess.run([NODE_SOURCE / "node_modules" / ".bin" / "tsc"], cwd=NODE_SOURCE, check=True, timeout=100)
 
 
 def test_the_lock_file_names_no_download_address() -> None:

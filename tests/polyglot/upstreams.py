@@ -49,6 +49,7 @@ class Call:
     connection: str
     headers: Mapping[str, str]
     body: Any
+    path: str = ""
     gone: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -113,7 +114,9 @@ class Upstreams:
     async def _answer(self, connection: str, request: web.Request) -> web.StreamResponse:
         text = await request.text()
         body = json.loads(text) if text else None
-        call = Call(connection, {name.lower(): value for name, value in request.headers.items()}, body)
+        call = Call(
+            connection, {name.lower(): value for name, value in request.headers.items()}, body, request.raw_path
+        )
         self.calls.append(call)
         try:
             return await self._behave(self._next(connection, body), request)

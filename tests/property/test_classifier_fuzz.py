@@ -24,6 +24,7 @@ from policy_service.settings.provider_data import builtin_providers
 
 EXAMPLES = int(os.environ.get("POLICY_FUZZ_EXAMPLES", "10000"))
 VERDICT_BUDGET_S = 0.002
+SECOND_LOOKS = 8
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "provider_errors.jsonl"
 POLICY = Policy(Catalogue(providers=builtin_providers()))
 NOW = 1_800_000_000_000
@@ -112,15 +113,24 @@ def quickest(record: dict[str, Any], attempts: int = 3) -> float:
 
 @pytest.mark.alone
 def test_mutated_bodies_always_get_a_whole_verdict_within_the_budget() -> None:
-    slow: list[tuple[int, float]] = []
+    slow: list[int] = []
     for seed in range(EXAMPLES):
         record = mutated(seed)
         started = time.process_time()
         verdict = classify_record(record, POLICY, NOW)
         assert is_whole(verdict), (seed, verdict)
-        if time.process_time() - started > VERDICT_BUDGET_S and (cost := quickest(record)) > VERDICT_BUDGET_S:
-            slow.append((seed, cost))
-    assert not slow
+        if time.process_time() - started > VERDICT_BUDGET_S:
+            slow.append(seed)
+    for round_ in range(SECOND_LOOKS):
+        slow = [seed for seed in slow if quickest(mutated(seed)) > VERDICT_BUDGET_S]
+        _pass_the_time(round_)
+    assert not slow, {seed: quickest(mutated(seed)) for seed in slow}
+
+
+def _pass_the_time(round_: int) -> None:
+    """Some 0.1 s of other records: a processor lent to a neighbour is charged to whoever ran, for a slice at a time."""
+    for seed in range(round_ * 300, (round_ + 1) * 300):
+        classify_record(mutated(seed), POLICY, NOW)
 
 
 @settings(max_examples=max(50, EXAMPLES // 50), deadline=None)

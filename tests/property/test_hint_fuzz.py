@@ -73,11 +73,17 @@ TRAPS = [
 ]  # fmt: skip
 
 
+LOOKALIKES = ({ord("s"): "ſ"}, {ord("k"): "\u212a"}, {ord("i"): "ı"}, {ord("5"): "٥"})
+"""Letters and digits that only some readings of a text take for the plain ones."""
+
+
 def _mutated(dice: random.Random, text: str) -> str:
     for _ in range(dice.randrange(4)):
         at, span = dice.randrange(len(text) + 1), dice.randrange(6)
-        kind = dice.randrange(4)
-        if kind == 0:
+        kind = dice.randrange(5)
+        if kind == 4:
+            text = text[:at] + text[at:].translate(dice.choice(LOOKALIKES))
+        elif kind == 0:
             text = text[:at] + dice.choice(SPLICES) + text[at + span :]
         elif kind == 1:
             text = text[:at] + text[at + span :]

@@ -53,8 +53,9 @@ class Model:
             wait = exact if in_full else min(exact, LONGEST)
         else:
             wait = min(base * 2 ** min(self.count - 1, 10), LONGEST)
+        standing = self.last if (self.until or 0) > at + wait else 0
         self.until = max(self.until or 0, at + wait)
-        self.failed_at, self.last = at, wait
+        self.failed_at, self.last = at, max(wait, standing)
 
     def succeed(self, started: int) -> None:
         if started < max(self.failed_at or 0, self.heard_at):

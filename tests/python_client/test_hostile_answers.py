@@ -120,7 +120,7 @@ async def test_a_failure_is_heard_although_whoever_asked_left_while_it_was_repor
 async def test_a_flush_that_is_cancelled_keeps_its_reports(scripted: ScriptedPolicy) -> None:
     stuck = Stuck(scripted, "ReportOutcomes")
     client = AsyncPolicyClient(rpc=stuck)
-    client._core.backlog.keep(messages.ReportOutcomeRequest(report_id="r"))
+    client._core.backlog.keep(messages.ReportOutcomeRequest(report_id="r", http_status=200))
     task = asyncio.create_task(client.flush())
     await stuck.is_reached.wait()
     task.cancel()

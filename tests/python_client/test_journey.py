@@ -343,3 +343,30 @@ def test_an_answer_of_the_service_that_is_an_error_is_raised(error: Exception) -
 
 def test_without_the_service_and_without_targets_the_request_is_refused() -> None:
     assert isinstance(is_a(Walk().on(local()), steps.Raise).error, RefusedWhileAwayError)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        steps.LocalOrder((target(BOTH[0]),), may_hold=True),
+        steps.LocalOrder((), may_hold=True),
+        steps.Failed(ServiceAwayError("late", "DEADLINE_EXCEEDED"), may_hold=True),
+    ],
+)
+def test_what_a_selection_without_answer_may_have_taken_is_given_back(event: Any) -> None:
+    walk = Walk()
+    walk.on(event)
+    assert walk.behind == [messages.CancelPermitRequest(request_id="id-0")]
+
+
+def test_a_later_selection_without_answer_is_withdrawn_under_its_own_id() -> None:
+    walk = Walk()
+    walk.follow(decided(BOTH[0]), status(503), judged(FALL_BACK))
+    walk.on(steps.Failed(ServiceAwayError("late", "DEADLINE_EXCEEDED"), may_hold=True))
+    assert walk.behind[-1] == messages.CancelPermitRequest(request_id="id-1")
+
+
+def test_a_selection_that_was_not_heard_leaves_nothing_to_give_back() -> None:
+    walk = Walk()
+    walk.on(local(*BOTH))
+    assert walk.behind == []

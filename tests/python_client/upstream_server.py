@@ -87,7 +87,7 @@ class UpstreamServer:
     async def _start(self) -> None:
         app = web.Application()
         app.router.add_route("*", "/{connection}/{rest:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from policy_service.application.giving_back import PAUSES_S, GivingBack, wait_for
-from policy_service.application.permit_work import PermitOutcome
+from policy_service.application.permit_work import Passage, PermitOutcome
 from policy_service.application.permits import LOOKS_WHEN_UNSURE, RELEASE_MS, Permits
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import PermitCommit, PermitUnit
-from policy_service.domain.gates import PermitState
+from policy_service.domain.gates import Gate, PermitState
 from policy_service.domain.ids import DurationMs
 from policy_service.storage.memory.permit_store import MemoryPermits, MemoryPermitStore
 from tests.unit.test_permits import Ids, Time, ask, permit_id
 
 T = TypeVar("T")
+OTHER = Passage((Gate("other", 1),))
 
 
 class Slow(MemoryPermitStore):
@@ -58,14 +60,16 @@ class World:
         self.time = Time()
         self.store = Slow(MemoryPermits(self.time.now), "r0")
         self.pauses: list[float] = []
-        self.during: dict[int, Callable[[], None]] = {}
-        """What happens in a pause, by its number."""
+        self.during: dict[int, Callable[[], Any]] = {}
+        """What happens in a pause, by its number; waited for where it takes time."""
         self.permits = Permits(
             self.store, self.time, Ids(), "r0", monotonic_ms=self.time.monotonic_ms, pause=self._pause
         )
 
     async def _pause(self, _stopping: asyncio.Event, longest_s: float) -> None:
-        self.during.get(len(self.pauses), lambda: None)()
+        happening = self.during.get(len(self.pauses), lambda: None)()
+        if inspect.isawaitable(happening) and not isinstance(happening, asyncio.Task):
+            await happening
         self.pauses.append(longest_s)
         self.time.at += round(longest_s * 1000)
         await asyncio.sleep(0)
@@ -147,6 +151,50 @@ async def test_a_caller_that_comes_again_keeps_its_place(world: World) -> None:
     await asyncio.wait(calls)
     await world.permits.settled()
     assert world.state("w") is PermitState.CANCELLED
+
+
+async def test_a_slot_granted_late_is_given_back_although_its_request_goes_on_to_another_account(world: World) -> None:
+    await world.permits.acquire(ask("h", passage=OTHER))
+    world.store.cuts = True
+    world.during[0] = lambda: world.store.cut_off.pop()()
+    assert (await world.permits.acquire(ask("w"))).refusal is not None
+    waiting = asyncio.create_task(world.permits.acquire(ask("w", passage=OTHER)))
+    await world.permits.settled()
+    assert world.state("w") is PermitState.RELEASED
+    assert world.store.shared.rows["other", "w"].state is PermitState.WAITING
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await world.permits.settled()
+
+
+async def test_a_caller_that_came_again_and_has_its_slot_keeps_it(world: World) -> None:
+    world.store.cuts = True
+    assert (await world.permits.acquire(ask("w"))).refusal is not None
+    world.during[0] = lambda: world.permits.acquire(ask("w"))
+    await world.permits.settled()
+    assert world.state("w") is PermitState.HELD
+
+
+async def test_what_a_request_gives_back_is_not_its_slot_at_another_account_of_the_same_provider(world: World) -> None:
+    one, two = (ask("w", passage=Passage((Gate(name, 1), Gate("shared", 9)))) for name in ("one", "other"))
+    world.store.cuts = True
+    assert (await world.permits.acquire(one)).refusal is not None
+    world.during[0] = lambda: world.permits.acquire(two)
+    await world.permits.settled()
+    assert world.store.shared.rows["other", "w"].state is PermitState.HELD
+
+
+async def test_a_slot_at_one_account_does_not_end_the_wait_at_another(world: World) -> None:
+    await world.permits.acquire(ask("h", passage=OTHER))
+    waiting = asyncio.create_task(world.permits.acquire(ask("w", passage=OTHER)))
+    while ("other", "w") not in world.store.shared.rows:
+        await asyncio.sleep(0)
+    assert (await world.permits.acquire(ask("w"))).is_held
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await world.permits.settled()
 
 
 async def test_a_replica_that_stops_tries_once_more_and_no_longer() -> None:

@@ -177,6 +177,11 @@ def test_the_spread_moves_to_a_sibling_of_like_priority_with_more_room(sibling: 
     assert (spread(pick, [pick, sibling]).connection == "s") is moves
 
 
+def test_the_spread_stays_where_a_sibling_has_only_as_much_room() -> None:
+    pick = PoolMember("pick", 1, max_sessions=2, live_pins=1)
+    assert spread(pick, [pick, PoolMember("a", 1, max_sessions=1)]) is pick
+
+
 def test_a_connection_without_declared_sessions_takes_no_part_in_the_spread() -> None:
     pick = PoolMember("pick", 1)
     assert spread(pick, [pick, PoolMember("s", 1, max_sessions=9)]) is pick

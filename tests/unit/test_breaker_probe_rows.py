@@ -25,6 +25,7 @@ from policy_service.domain.breaker_controls import (
     is_forgettable,
     load_row,
     reset,
+    surplus,
 )
 from policy_service.domain.breaker_probe import (
     Acquired,
@@ -113,6 +114,13 @@ def test_a_probe_that_finds_it_down_opens_for_a_longer_round() -> None:
     assert facts.facts == fact(
         1_500, "HALF_OPEN", "OPEN", "probe_down", generation=8, deadline_at=2_500, failure_count=4
     )
+
+
+def test_a_down_verdict_empties_the_count_of_those_alive() -> None:
+    half = replace(PROBING, half_open_alive=1)
+    held, down = HeldPermit("p", 7), ProbeAnswer(503, "", False, 1_500)
+    moved, *_ = judge(half, held, down, Evidence(1_500, "transient"), PROFILE, log(1_500))
+    assert moved.half_open_alive == 0
 
 
 def test_a_probe_that_finds_it_alive_counts_towards_closing_and_then_closes() -> None:
@@ -256,3 +264,22 @@ def test_the_oldest_bursts_go_first_beyond_the_bounds() -> None:
         network[0].key, network[1].key, bound[0].key
     }  # fmt: skip
     assert (MAX_PROVIDER_KEYS, MAX_CONNECTION_KEYS) == (1_000, 10_000)
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_each_status_of_a_provider_that_is_down_says_so_of_a_probe(status: int) -> None:
+    assert verdict_of(ProbeAnswer(status, "", False, 1_000), 2_000) is Verdict.DOWN
+
+
+def test_the_open_time_after_a_failed_probe_has_its_jitter_too() -> None:
+    profile = replace(PROFILE, reopen_jitter=0.5)
+    held, answer = HeldPermit("p", 7), ProbeAnswer(503, "", False, 1_500)
+    rows = [judge(PROBING, held, answer, Evidence(1_500, draw=draw), profile, log())[0] for draw in (0.0, 0.5)]
+    assert [row.reopen_at for row in rows] == [2_500, 2_750]
+
+
+def test_within_the_limit_no_breaker_is_too_many() -> None:
+    idle = [BreakerState("acme", f"c{n}", generation=2, last_failure_at=n) for n in range(3)]
+    assert surplus(idle, 3) == []
+    assert surplus(idle, 5) == []
+    assert surplus(idle, 2) == [idle[0]]

@@ -117,6 +117,16 @@ def test_open_time_doubles_after_the_cycles_of_grace_up_to_the_cap(cycles: int, 
     assert breaker.open_ms(profile, cycles, "") == expected
 
 
+def test_within_the_cycles_of_grace_no_cap_shortens_the_open_time() -> None:
+    profile = BreakerProfile(reset_timeout_ms=100, backoff_escalation_cycles=2, max_backoff_multiplier=0)
+    assert [breaker.open_ms(profile, cycles, "") for cycles in (1, 2, 3)] == [100, 100, 0]
+
+
+def test_open_time_doubles_sixty_times_at_most() -> None:
+    profile = BreakerProfile(reset_timeout_ms=1, backoff_escalation_cycles=0, max_backoff_multiplier=2**70)
+    assert [breaker.open_ms(profile, cycles, "") for cycles in (59, 60, 61)] == [2**59, 2**60, 2**60]
+
+
 def test_the_shape_of_a_ramp_at_its_edges() -> None:
     profile = replace(
         PROFILE,
@@ -131,6 +141,8 @@ def test_the_shape_of_a_ramp_at_its_edges() -> None:
         0.1, 0.1, 0.25, 0.5, 1.0,
     ]  # fmt: skip
     assert breaker.ramp_share(row, 1_250, replace(profile, slow_start_aggression=2.0)) == 0.5
+    assert breaker.ramp_share(row, 1_500, replace(profile, slow_start_aggression=0.5)) == 0.25
+    assert breaker.ramp_share(row, 1_500, replace(profile, slow_start_aggression=0.0)) == 0.1
     assert breaker.needs_guard(row, 1_500, profile)
     assert not breaker.needs_guard(row, 2_000, profile)
     assert not breaker.needs_guard(replace(row, override=Override.DISABLED), 1_500, profile)
@@ -247,6 +259,13 @@ def test_a_quorum_is_lowered_to_what_exists(replicas: int | None, connections: i
     assert (count_failure(BUSY, failure, profile, log())[0].state is State.OPEN) is trips
 
 
+def test_a_quorum_among_nobody_still_needs_a_name() -> None:
+    profile = replace(PROFILE, quorum_enabled=True, quorum_min_replicas=2, quorum_min_connections=2)
+    nobody = replace(BUSY, quorum_replicas=(), quorum_connections=())
+    moved, _ = count_failure(nobody, CountedFailure(1_000, replicas=0, connections=0), profile, log())
+    assert moved.state is State.DEGRADED
+
+
 def test_names_of_a_quorum_are_kept_once_and_no_more_than_needed() -> None:
     profile = replace(PROFILE, failure_threshold=99, quorum_enabled=True, quorum_min_replicas=2)
     row = BreakerState("acme")
@@ -285,5 +304,20 @@ def test_jitter_lengthens_the_open_time_but_not_what_a_late_failure_is_judged_by
     profile = replace(PROFILE, reopen_jitter=0.5)
     drawn = [count_failure(BUSY, CountedFailure(1_000, draw=draw), profile, log())[0].reopen_at for draw in (0.0, 0.5)]
     assert drawn == [2_000, 2_250]
-    late, _ = count_failure(BUSY, CountedFailure(1_000, draw=0.9, now=2_000), profile, log())
-    assert late.state is State.DEGRADED
+    late = [count_failure(BUSY, CountedFailure(1_000, draw=0.9, now=now), profile, log())[0] for now in (1_999, 2_000)]
+    assert [row.state for row in late] == [State.OPEN, State.DEGRADED]
+
+
+@pytest.mark.parametrize(("jitter", "draw", "longer"), [(0.1, 0.7, 2_100), (0.2, 0.5, 3_000), (0.3, 0.0, 0)])
+def test_a_jitter_without_a_fraction_lasts_no_millisecond_longer(jitter: float, draw: float, longer: int) -> None:
+    profile = replace(PROFILE, failure_threshold=1, reset_timeout_ms=30_000, reopen_jitter=jitter)
+    opened, _ = count_failure(BreakerState("acme"), CountedFailure(1_000, draw=draw), profile, log())
+    assert opened.reopen_at == 1_000 + 30_000 + longer
+
+
+def test_a_fall_back_to_the_degradation_threshold_recovers_and_one_above_it_does_not() -> None:
+    above = replace(BUSY, failure_count=4)
+    moved, _ = count_success(above, 1_000, 1_000, PROFILE, log())
+    assert (moved.state, moved.failure_count, moved.last_event_at) == (State.DEGRADED, 3, 1_000)
+    moved, _ = count_success(moved, 1_001, 1_001, PROFILE, log())
+    assert (moved.state, moved.failure_count, moved.last_event_at) == (State.CLOSED, 2, 1_001)

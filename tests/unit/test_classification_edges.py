@@ -10,9 +10,10 @@ import pytest
 
 from policy_service.domain import classification_conditions as on
 from policy_service.domain import signals
-from policy_service.domain.catalogue import Catalogue, Connection, Provider
-from policy_service.domain.classification import resolve, rotation_blocks
+from policy_service.domain.catalogue import Catalogue, Connection, ErrorRule, Provider
+from policy_service.domain.classification import classify, resolve, rotation_blocks
 from policy_service.domain.decision_record import Classification, DecisionRecord, Hint, Mode, Reason
+from policy_service.domain.error_types import reason_label
 from policy_service.domain.ids import AuthClass, HintSource
 from policy_service.domain.outcome import Outcome, UsageCounters
 from policy_service.domain.policy import ConnectionPolicy, Policy
@@ -116,6 +117,36 @@ def test_a_meaning_of_the_catalogue_holds_under_its_statuses(
 @pytest.mark.parametrize("auth", [AuthClass.OAUTH, AuthClass.LOCAL, AuthClass.NONE])
 def test_only_a_key_is_forbidden_as_a_key(auth: AuthClass) -> None:
     assert holds_at(on.is_key_403, using=policy(auth)) == set()
+
+
+def test_a_rule_is_asked_before_the_limit_under_a_429_alone() -> None:
+    rule = ErrorRule("r", frozenset({428, 429, 430}), "quota_exhausted", "connection", pre_check=True)
+    assert holds_at(on.is_429_pre_check, using=policy(error_rules=(rule,))) == {429}
+
+
+def test_a_rule_of_a_403_needs_a_match_and_a_scope_that_is_honoured() -> None:
+    rules = (ErrorRule("r", frozenset({403, 404}), "quota_exhausted", "connection", codes=("k",)),)
+    for honours, code, statuses in ((True, "k", {403}), (False, "k", set()), (True, "other", set())):
+        using = policy(error_rules=rules, honors_rule_scope=honours)
+        assert holds_at(on.is_403_rule, code=code, using=using) == statuses
+
+
+def test_a_request_that_is_too_long_says_nothing_of_rates_and_capacity() -> None:
+    assert on.configured_row(reading(f"{word(signals.OVERFLOW_CERTAIN)}, too many requests")) is None
+    assert on.configured_row(reading("too many requests")) is not None
+
+
+def test_a_fixed_verdict_keeps_the_wait_that_was_stated() -> None:
+    known = classify(Outcome(413, headers={"retry-after": "7"}), policy(), 0)
+    fixed = classify(Outcome(400, headers={"retry-after": "7"}), policy(), 0)
+    assert [(each.mode, each.hint and each.hint.wait_ms) for each in (known, fixed)] == [
+        (Mode.LADDER, 7_000), (Mode.FIXED, 7_000)
+    ]  # fmt: skip
+
+
+def test_the_label_of_a_failure_is_that_of_its_text_before_that_of_its_status() -> None:
+    assert reason_label(Outcome(500, text="too many requests")) == Reason.RATE_LIMIT_EXCEEDED
+    assert reason_label(Outcome(500)) == Reason.SERVER_ERROR
 
 
 def test_configured_statuses_have_their_row() -> None:

@@ -99,6 +99,11 @@ def test_a_failure_is_heard_of_only_where_no_newer_one_is_known() -> None:
     assert cooldown.success(heard, 1_001).failure_heard_at is None
 
 
+def test_the_first_failure_is_heard_of_however_early_it_is() -> None:
+    assert cooldown.heard(ConnectionState("p", "c"), 1).failure_heard_at == 1
+    assert cooldown.remaining_ms(ConnectionState("p", "c"), 0) == 0
+
+
 @pytest.mark.parametrize(
     ("level", "error", "now", "score"), [(0, "", 60_000, 100), (3, "", 60_000, 70), (0, "x", 60_000, 80),
     (0, "", 59_999, 70), (1, "x", 59_999, 40), (9, "x", 59_999, 0)],
@@ -253,6 +258,10 @@ def test_the_third_failed_revival_switches_the_connection_off() -> None:
     assert terminal.retry_failed(third, 1_000) is third
     assert terminal.retry_failed(FULL, 1_000) is FULL
     assert not terminal.retry_failed(replace(held, active=False), 800).active
+
+
+def test_a_revival_that_failed_at_once_is_dated_to_that_instant() -> None:
+    assert terminal.retry_failed(replace(EXPIRED, retry_at=None), 0).retry_at == 0
 
 
 def test_reviving_keeps_name_token_quota_and_newest_event() -> None:

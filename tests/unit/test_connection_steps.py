@@ -90,6 +90,15 @@ def test_a_health_check_never_ends_an_account_unless_the_setting_allows(connecti
     assert world.row().test_status == "expired"
 
 
+def test_a_health_check_records_text_type_and_code_and_leaves_source_and_time_to_the_traffic() -> None:
+    world = AccountWorld({"provider": "openai"})
+    fail(world, {"status": 502, "origin": "transport"})
+    world.failure({"at_ms": 9_000, "status": 503, "text": "being tested", "call_kind": "health_check"})
+    row = world.row()
+    assert (row.last_error, row.error_code) == ("being tested", "503")
+    assert (row.last_error_source, row.last_error_at, row.backoff_level) == ("transport", 0, 1)
+
+
 def test_while_cooling_a_longer_cooldown_of_a_rule_moves_the_end() -> None:
     rule = {**CONNECTION_RULE, "cooldown_ms": 90_000}
     world = AccountWorld({"provider": "openai", "operator_rules": [rule]})

@@ -8,6 +8,7 @@ import pytest
 
 from policy_service.application import connection_acts as acts
 from policy_service.domain import early_probe
+from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.early_probe import Block
 from policy_service.domain.profiles import EarlyProbeProfile
 from policy_service.domain.state import StateBook
@@ -104,3 +105,44 @@ def test_a_passed_test_of_a_model_lock_frees_the_model() -> None:
     assert probe_lock(world, 300_000, "p1")
     world.success({"at_ms": 301_000, "started_at_ms": 300_000, "model": "m", "permit_id": "p1"})
     assert world.lock("m", 301_000) is None
+
+
+@pytest.mark.parametrize("status", [502, 500, 429])
+def test_a_failed_test_of_a_lock_waits_its_interval_at_whichever_key_the_failure_was_written(status: int) -> None:
+    """A family lock is tested by a call that ends in another status: the next test was due after a reset timeout."""
+    world = AccountWorld({"provider": "gemini", "settings": {"early_probe.enabled": True}})
+    world.record({"at_ms": 0, "model": "m", "status": 429, "exact_ms": 1_800_000, "exact_source": "body"})
+    assert grant_lock(world, 300_000) is not None
+    world.failure({"at_ms": 301_000, "status": status, "model": "m", "permit_id": "p300000"})
+    assert world.count("m") == 1
+    assert grant_lock(world, 331_000) is None
+    assert grant_lock(world, 599_999) is None
+    assert grant_lock(world, 600_000) is not None
+
+
+def test_a_failed_test_raises_no_count_although_two_writers_see_it() -> None:
+    settings = {"early_probe.enabled": True, "model_lockout.enabled": True}
+    world = AccountWorld({"provider": "gemini", "settings": settings})
+    world.record({"at_ms": 0, "model": "m", "status": 429, "exact_ms": 1_800_000, "exact_source": "body"})
+    assert grant_lock(world, 300_000) is not None
+    failure = {"status": 429, "model": "m", "permit_id": "p300000", "pool_attempt": True, "persist": False}
+    world.failure({"at_ms": 301_000, **failure})
+    lock = world.lock("m", 301_000)
+    assert lock is not None
+    assert (lock.failure_count, lock.until) == (1, 1_800_000)
+
+
+def grant_lock(world: AccountWorld, at: int) -> object:
+    book = StateBook(world.rows)
+    permit = acts.grant_lock_probe(book, world.place("m"), world.profile(), f"p{at}", at)
+    world.rows.update(book.changes)
+    return permit
+
+
+def test_a_permit_ends_at_a_whole_millisecond_whatever_fraction_the_environment_names() -> None:
+    environment = {"POLICY_BREAKER_API_KEY_RESET_TIMEOUT_MS": "700.5"}
+    world = AccountWorld({"provider": "gemini", "settings": {"early_probe.enabled": True}, "env": environment})
+    world.record({"at_ms": 0, "model": "m", "status": 429, "exact_ms": 1_800_000, "exact_source": "body"})
+    permit = grant_lock(world, 300_000)
+    assert isinstance(permit, EarlyProbe)
+    assert permit.expires_at == 300_701

@@ -79,6 +79,10 @@ def test_sightings_of_the_same_instant_are_no_move() -> None:
     assert egress.sighted(seen("f", "a", 5), [seen("f", "b", 5)], 6) is None
 
 
+def test_an_address_never_seen_is_no_newer_than_one_that_was() -> None:
+    assert egress.sighted(seen("f", "a", 0), [EgressSighting("opencode-go", "f", "b", None)], 6) is None
+
+
 def test_an_absent_sighting_is_named_by_its_key_and_written_at_first_sight() -> None:
     absent = EgressSighting.default(seen("f", "a", 0).key)
     assert absent == EgressSighting("opencode-go", "f", "a", None)

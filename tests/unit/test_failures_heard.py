@@ -80,6 +80,10 @@ def test_only_news_is_kept_and_a_reset_forgets_it() -> None:
     assert reset(heard, 2_000, FactLog(Cause("e", 2_000))).failure_heard_at is None
 
 
+def test_the_first_failure_of_a_breaker_is_heard_however_early_it_is() -> None:
+    assert hear_failure(BreakerState("acme"), 1).failure_heard_at == 1
+
+
 # -- connection ----------------------------------------------------------------------------------------------
 def test_a_failure_within_the_timer_keeps_it_from_an_older_success_and_moves_nothing() -> None:
     book = StateBook()

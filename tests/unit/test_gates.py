@@ -135,12 +135,24 @@ def test_what_concerns_other_models_connections_and_replicas_excludes_nobody() -
     assert gate(POOL, using=single) == Gate()
 
 
+def test_a_target_without_a_connection_has_no_state_of_one() -> None:
+    nameless = replace(COOLING, connection="", test_status="banned")
+    assert gate(nameless, target=place("acme", "", "spark-1")) == Gate()
+
+
 def test_a_connections_own_breaker_counts_where_that_option_is_on() -> None:
     own = replace(OPEN, connection="c", fact_id="b.1")
     assert gate(own) == Gate()
     on = policy(breaker={"per_connection": True})
     assert gate(own, using=on).exclusion == excluded("circuit_open", 2_000, "b.1", since=900)
     assert gate(own, using=on, target=place("acme", "", "m")).exclusion is None
+
+
+def test_a_providers_breaker_switched_off_leaves_the_connections_own_in_force() -> None:
+    own = replace(OPEN, connection="c", fact_id="o.0")
+    using = policy(breaker={"per_connection": True})
+    found = gate(replace(OPEN, override=Override.DISABLED), own, using=using)
+    assert found.exclusion == excluded("circuit_open", 2_000, "o.0", since=900)
 
 
 def test_half_open_passes_with_a_permit_to_be_taken() -> None:
@@ -156,12 +168,22 @@ def test_a_finished_slow_start_does_not_make_every_decision_look_at_the_whole_po
     assert gate(closed, now=1_500) == Gate()
 
 
+def test_a_result_that_changes_earlier_is_the_same_result() -> None:
+    assert Gate(excluded("disabled"), changes_at=9).changing_at(5) == Gate(excluded("disabled"), changes_at=5)
+
+
 def test_the_timer_that_ends_last_is_the_one_to_wait_for() -> None:
     timers = rows(OPEN, replace(PROVIDER, cooling_until=3_000), COOLING, replace(LOCK, until=2_500))
     found = longest_timer(timers, TARGET, ON, 1_000)
     assert found is not None
     assert (found.reason, found.until) == ("provider_cooldown", 3_000)
     assert longest_timer({}, TARGET, ON, 1_000) is None
+
+
+def test_a_cooling_connection_is_a_timer_to_wait_for() -> None:
+    found = longest_timer(rows(COOLING), TARGET, ON, 1_000)
+    assert found is not None
+    assert found.until == COOLING.rate_limited_until
 
 
 def test_the_keys_of_locks_are_those_of_the_model() -> None:
@@ -196,6 +218,7 @@ def test_every_lock_in_force_must_be_due() -> None:
     exact = replace(LOCK, key_kind="exact", model_key="spark-1")
     assert due(LOCK) == 1_200
     assert due(LOCK, replace(exact, locked_at=950)) == 1_250
+    assert due(replace(LOCK, locked_at=0)) == 300
     assert due(LOCK, replace(exact, locked_at=1_000)) is None
     assert due(LOCK, replace(exact, until=999)) == 1_200
     assert due() is None

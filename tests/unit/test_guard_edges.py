@@ -117,6 +117,13 @@ def test_a_type_forgives_only_where_no_account_can_be_meant(status: int | None, 
     assert guards.local_guard(Outcome(400, code="heap_pressure"), policy()) == "request-scoped"
 
 
+@pytest.mark.parametrize("status", [400, 402, 403, 429, 500])
+def test_a_free_tier_error_cools_no_account_whether_its_name_stands_as_code_or_as_type(status: int) -> None:
+    for outcome in (Outcome(status, code="FreeTierError"), Outcome(status, type="FreeTierError")):
+        assert guards.local_guard(outcome, policy()) == "request-scoped"
+    assert guards.local_guard(Outcome(429, type="heap_pressure"), policy()) == ""
+
+
 @pytest.mark.parametrize(
     ("outcome", "own"),
     [

@@ -124,7 +124,6 @@ async def test_the_probe_of_a_late_permit_closes_the_breaker_as_any_other(fleet:
     async with fleet.half_open():
         await fleet.answered_late("mine")
         answer = await select(fleet.late, ask("z"))
-        await fleet.prompt.follower._step()
         told = await report(fleet.prompt, failure("z", 200, token=answer.token))
         assert [each.to_state for each in told.effects if each.mechanism == "breaker"] == ["CLOSED"]
 

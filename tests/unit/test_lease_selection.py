@@ -164,6 +164,13 @@ def test_claiming_moves_the_lease_of_an_owner_that_holds_one() -> None:
     )
 
 
+def test_a_claim_ends_the_old_lease_for_ineligibility_whatever_the_call_says() -> None:
+    own = _row("a", "c1")
+    call = LeaseCall("a", "k1", provider="p", connection_id="c2", reason=EndReason.QUOTA_UNAVAILABLE)
+    step = claim(ManagedRequest(frozenset({"c1", "c2"}), own), [own], call, RULES, 10)
+    assert step.writes[0].end_reason is EndReason.CONNECTION_INELIGIBLE
+
+
 @pytest.mark.parametrize(
     ("result", "verdict"),
     [

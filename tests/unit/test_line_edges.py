@@ -10,6 +10,7 @@ import pytest
 from policy_service.domain.gates import (
     HEARTBEAT_MS,
     OFFER_MS,
+    PERMIT_TTL_MAX_MS,
     WAITER_LOST_MS,
     Gate,
     GateBook,
@@ -69,6 +70,7 @@ def settled(each: PermitRow, now: int = NOW, **more: Any) -> PermitRow:
 
 def test_the_times_of_the_line_are_those_of_the_spec() -> None:
     assert (WAITER_LOST_MS, HEARTBEAT_MS, OFFER_MS) == (15_000, 5_000, 2_000)
+    assert PERMIT_TTL_MAX_MS == 1_800_000
     asked = ask()
     assert (asked.ttl_ms, asked.timeout_ms, asked.replica, asked.max_held_ms) == (120_000, 30_000, "", None)
 
@@ -179,6 +181,11 @@ def test_only_a_waiter_that_missed_its_offer_and_stays_silent_is_passed(
     assert answer is (Answer.HELD if overtaken else Answer.WAITING)
 
 
+def test_a_waiter_is_silent_until_it_is_heard_of_at_or_after_its_miss() -> None:
+    assert row(missed_at=1).is_silent
+    assert not row(missed_at=0, waiter_seen_at=0).is_silent
+
+
 # -- offers, claims, renewals --------------------------------------------------------------------------------
 def test_a_free_slot_is_offered_in_ticket_order_for_its_time() -> None:
     late, early = row("late", ticket=2, waiter_seen_at=NOW), row("early", ticket=1, waiter_seen_at=NOW)
@@ -286,6 +293,11 @@ def test_the_row_of_an_answer_is_that_of_the_first_gate() -> None:
         Answer.EXPIRED, Answer.ALREADY_ENDED, Answer.HELD, Answer.HELD, Answer.RENEWED, Answer.RELEASED,
     ]  # fmt: skip
     assert [each.row and each.row.gate for each in answers] == ["g"] * 6
+
+
+def test_who_waits_at_two_gates_is_answered_with_the_row_of_the_first() -> None:
+    found = acquire(GateBook([Gate("g", 0), Gate("h", 0)]), ask(gates=("g", "h")), NOW)
+    assert (found.answer, found.row and found.row.gate) == (Answer.WAITING, "g")
 
 
 def test_an_end_in_one_gate_is_carried_to_the_others() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policy_service.domain import lockout, lockout_keys, lockout_upkeep
+from policy_service.domain import lockout, lockout_keys, lockout_pool, lockout_upkeep
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.lockout import LockEvidence, LockWrite, ModelLockState, Place
 from policy_service.domain.profiles import LockoutProfile, SlowFirstOutput
@@ -177,6 +177,30 @@ def test_a_manual_delete_frees_every_key_and_raises_the_generation() -> None:
     assert all(row.is_default for row in after)
 
 
+def test_the_count_lives_as_long_as_the_longer_lock_that_a_shorter_failure_left_standing() -> None:
+    """An hour by header, then a plain failure: the next one after the hour takes the third step, not the first."""
+    row = write(EMPTY, LockEvidence(503, "x", exact_ms=3_600_000, exact_source="header"), 0)
+    row = write(row, LockEvidence(503, "x", 5_000), 1_000)
+    assert (row.until, row.failure_count) == (3_600_000, 2)
+    row = write(row, LockEvidence(503, "x", 5_000), 3_600_001)
+    assert (row.failure_count, row.until) == (3, 3_600_001 + 20_000)
+
+
+@pytest.mark.parametrize(
+    ("source", "uncapped", "longest"),
+    [
+        ("header", False, 30 * 86_400_000),
+        ("google_rpc_retry_info", False, 86_400_000),
+        ("body", False, 1_800_000),
+        ("", False, 1_800_000),
+        ("", True, 90 * 86_400_000),
+    ],
+)
+def test_no_stated_wait_locks_for_longer_than_its_place_may_state(source: str, uncapped: bool, longest: int) -> None:
+    evidence = LockEvidence(429, "x", exact_ms=90 * 86_400_000, exact_source=source, uncapped=uncapped)
+    assert write(EMPTY, evidence, 0).until == longest
+
+
 SLOW = SlowFirstOutput(enabled=True)
 
 
@@ -206,6 +230,32 @@ def test_a_prompt_success_clears_events_and_step() -> None:
     assert lockout.note_first_output(row, 120_000, 5, SLOW).is_default
 
 
+def test_a_late_first_output_is_a_success_all_the_same_and_halves_the_count() -> None:
+    counter = {"model": "m", "failure_count": 4, "last_failure_at_ms": -10_000, "last_cooldown_ms": 1_000}
+    settings = {"model_lockout.slow_first_output.enabled": True}
+    world = AccountWorld({"provider": "nvidia", "settings": settings, "counter": counter})
+    for at, count in ((0, 2), (200_000, 1)):
+        world.success({"at_ms": at, "model": "m", "first_output_ms": 130_000})
+        assert world.count("m") == count
+    world.success({"at_ms": 400_000, "model": "m", "first_output_ms": 130_000})
+    locked = world.lock("m", 400_000)
+    assert locked is not None
+    assert locked.until == 700_000
+    world.success({"at_ms": 500_000, "model": "m", "first_output_ms": 130_000})
+    assert world.lock("m", 500_000) is not None, "what is late itself lifts no lock"
+    world.success({"at_ms": 600_000, "model": "m", "first_output_ms": 100})
+    assert world.lock("m", 600_000) is None
+
+
+@pytest.mark.parametrize("listed", ["nvidia", "NVIDIA", "nim"])
+def test_a_provider_may_be_listed_for_slow_first_output_by_any_of_its_names(listed: str) -> None:
+    settings = {"model_lockout.slow_first_output.enabled": True, "model_lockout.slow_first_output.providers": [listed]}
+    world = AccountWorld({"provider": "nvidia", "settings": settings})
+    for at in (0, 200_000, 400_000):
+        world.success({"at_ms": at, "model": "m", "first_output_ms": 130_000})
+    assert world.lock("m", 400_000) is not None
+
+
 def test_slow_first_output_works_on_listed_providers_when_switched_on() -> None:
     settings = {"model_lockout.slow_first_output.enabled": True}
     for provider, locked in (("nvidia", True), ("openai", False)):
@@ -221,6 +271,12 @@ def test_the_sweep_drops_what_is_over_and_keeps_what_still_escalates() -> None:
     swept = lockout_upkeep.swept(row, 11)
     assert (swept.until, swept.failure_count) == (None, 2)
     assert lockout_upkeep.swept(row, 111).is_default
+
+
+def test_a_thousand_active_locks_do_not_take_the_escalation_of_a_model_whose_lock_has_just_ended() -> None:
+    active = [replace(EMPTY, model_key=f"a{n}", until=100) for n in range(1_200)]
+    counter = replace(EMPTY, failure_count=4, last_failure_at=40)
+    assert lockout_upkeep.evictions([*active, counter], 50) == ()
 
 
 def test_over_the_limit_the_oldest_idle_rows_go_and_never_an_active_lock() -> None:
@@ -252,14 +308,14 @@ def test_the_listing_shows_active_locks_with_the_bare_name() -> None:
 def test_the_pool_lockout_uses_a_hint_above_its_base(
     status: int, hint: int, source: str, exact: int, reason: str
 ) -> None:
-    evidence = lockout.pool_evidence(status, hint, source, False, replace(PROFILE, pool_enabled=True))
+    evidence = lockout_pool.pool_evidence(status, hint, source, False, replace(PROFILE, pool_enabled=True))
     assert evidence is not None
     assert (evidence.exact_ms, evidence.reason, evidence.base_ms) == (exact, reason, 120_000)
 
 
 def test_the_pool_lockout_ignores_unlisted_statuses_and_is_off_by_default() -> None:
-    assert lockout.pool_evidence(500, 0, "", False, replace(PROFILE, pool_enabled=True)) is None
-    assert lockout.pool_evidence(429, 0, "", False, PROFILE) is None
+    assert lockout_pool.pool_evidence(500, 0, "", False, replace(PROFILE, pool_enabled=True)) is None
+    assert lockout_pool.pool_evidence(429, 0, "", False, PROFILE) is None
 
 
 def test_a_spent_quota_without_hint_takes_the_pool_ladder_and_not_midnight() -> None:
@@ -291,3 +347,24 @@ def test_a_row_keeps_its_place_whatever_kind_it_was_written_as() -> None:
     row = lockout.lock_row(StateBook(), place, lockout.key_of("bare", place.entry, "m"))
     assert row.key in lockout.lock_keys(place.entry, "p", "c", "m")
     assert ModelLockState.default(row.key) == row
+
+
+@pytest.mark.parametrize(
+    ("provider", "text", "locked"),
+    [
+        ("openai", "max_tokens must be at most 4096", 0),
+        ("openai", "messages must alternate between roles", 0),
+        ("openai", "prompt is too long", 0),
+        ("openai", "the requested model is not supported", 0),
+        ("openai", "nothing to be read from this", 120_000),
+        ("openrouter", "the requested model is not supported", 3_600_000),
+    ],
+)
+def test_a_listed_400_locks_no_model_where_the_request_itself_is_to_blame(
+    provider: str, text: str, locked: int
+) -> None:
+    settings = {"model_lockout.enabled": True, "model_lockout.error_codes": [400]}
+    world = AccountWorld({"provider": provider, "settings": settings})
+    world.failure({"at_ms": 0, "status": 400, "text": text, "model": "m", "pool_attempt": True})
+    lock = world.lock("m", 0)
+    assert (lock.until if lock else 0) == locked

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policy_service.domain import lockout, lockout_keys, lockout_removal, lockout_upkeep
+from policy_service.domain import lockout, lockout_keys, lockout_pool, lockout_removal, lockout_upkeep
 from policy_service.domain.catalogue import Provider
 from policy_service.domain.connection_state import EarlyProbe
 from policy_service.domain.lockout import (
@@ -33,6 +33,7 @@ FULL = ModelLockState(
 )  # fmt: skip
 SLOW = SlowFirstOutput(enabled=True, threshold_ms=100, window_ms=1_000, events=2, locks_ms=(5_000, 7_000))
 FAILURE = LockEvidence(502, "bad_gateway", 3_000)
+HOUR = 3_600_000
 
 
 def write(row: ModelLockState, evidence: LockEvidence, at: int, profile: LockoutProfile = PROFILE) -> ModelLockState:
@@ -71,10 +72,30 @@ def test_a_late_failure_counts_without_climbing_and_leaves_time_and_length() -> 
 def test_what_was_counted_before_may_only_move_the_end() -> None:
     how = LockWrite(2_000, PROFILE, 0, "UTC", counts=False)
     assert lockout.write_lock(FULL, FAILURE, PLACE, how) == replace(
-        FULL, failure_count=2, last_failure_at=2_000, reset_after_ms=30_000, last_cooldown_ms=6_000, last_event_at=2_000
+        FULL, failure_count=2, last_failure_at=2_000, reset_after_ms=30_000, last_event_at=2_000
     )
     fresh = lockout.write_lock(ModelLockState("acme", "c", "exact", "m"), FAILURE, PLACE, how)
     assert (fresh.failure_count, fresh.until) == (0, 5_000)
+
+
+def test_a_lock_of_the_same_end_does_not_go_on_deciding_how_long_the_count_lives() -> None:
+    assert write(FULL, replace(FAILURE, exact_ms=6_000), 4_000).last_cooldown_ms == 6_000
+    assert write(FULL, replace(FAILURE, exact_ms=5_999), 4_000).last_cooldown_ms == 9_000
+
+
+def test_a_lock_of_no_length_lets_the_count_live_for_the_reset_time_alone() -> None:
+    none = write(ModelLockState("acme", "c", "exact", "m"), FAILURE, 4_000, replace(PROFILE, max_cooldown_ms=0))
+    assert (none.until, none.last_cooldown_ms) == (4_000, 0)
+
+
+def test_a_day_of_more_than_25_hours_is_taken_for_a_day() -> None:
+    """In Troll the day on which summer time ends has 26 hours; it ended at midnight UTC."""
+    spent, profile = LockEvidence(429, "quota_exhausted"), LockoutProfile(max_cooldown_ms=None)
+    end = 1_792_972_800_000  # 2026-10-26T00:00Z
+    for left, length in ((25 * HOUR, 25 * HOUR), (25 * HOUR + 1, 24 * HOUR), (26 * HOUR, 24 * HOUR)):
+        at = end - left
+        row = lockout.write_lock(FREED, spent, PLACE, LockWrite(at, profile, 0, "Antarctica/Troll"))
+        assert row.until == at + length
 
 
 @pytest.mark.parametrize(
@@ -146,6 +167,11 @@ def test_the_longest_lock_in_force_is_shown() -> None:
     assert lockout.longest_lock(rows, 7_001) is None
 
 
+def test_the_longest_lock_is_shown_however_early_it_ends() -> None:
+    ends = [replace(FULL, until=until) for until in (0, 1)]
+    assert lockout.longest_lock(ends, 0) is ends[1]
+
+
 # -- recovery ------------------------------------------------------------------------------------------------
 FREED = ModelLockState(
     "acme", "c", "exact", "m", generation=3, slow_events=(500,), slow_step=1, last_event_at=1_500, fact_id="f.0"
@@ -187,6 +213,10 @@ def test_a_delete_empties_every_row_at_one_new_generation() -> None:
     assert lockout.generation_of(StateBook({FULL.key: FULL}), PLACE) == 3
 
 
+def test_where_there_is_no_row_a_delete_makes_none() -> None:
+    assert lockout.deleted([]) == ()
+
+
 def test_absence_of_a_row_and_of_a_pool_timer_is_their_default() -> None:
     assert ModelLockState.default(FULL.key) == ModelLockState("acme", "c", "exact", "m")
     pool = FamilyPoolState("acme", "c", "family:x", 9)
@@ -225,24 +255,24 @@ POOL = replace(
     (499, "unknown")],
 )  # fmt: skip
 def test_the_pool_lockout_names_a_reason_by_status(status: int, reason: str) -> None:
-    assert lockout.pool_evidence(status, 0, "", False, POOL) == LockEvidence(
+    assert lockout_pool.pool_evidence(status, 0, "", False, POOL) == LockEvidence(
         status, reason, 1_000, until_midnight=False
     )
 
 
 def test_the_pool_lockout_takes_only_a_hint_that_is_longer_than_its_base() -> None:
-    assert lockout.pool_evidence(429, 1_001, "header", False, POOL) == LockEvidence(
+    assert lockout_pool.pool_evidence(429, 1_001, "header", False, POOL) == LockEvidence(
         429, "rate_limit", 1_000, 1_001, "header", until_midnight=False
     )
     flat = replace(POOL, use_exponential_backoff=False)
-    assert lockout.pool_evidence(429, 1_000, "header", False, flat) == LockEvidence(
+    assert lockout_pool.pool_evidence(429, 1_000, "header", False, flat) == LockEvidence(
         429, "rate_limit", 1_000, 1_000, until_midnight=False
     )
-    assert lockout.pool_evidence(400, 5, "header", True, POOL) == LockEvidence(
+    assert lockout_pool.pool_evidence(400, 5, "header", True, POOL) == LockEvidence(
         400, "model_capacity", exact_ms=3_600_000, uncapped=True
     )
-    assert lockout.pool_evidence(400, 5, "header", False, POOL) is None
-    assert lockout.pool_evidence(429, 0, "", False, replace(POOL, pool_enabled=False)) is None
+    assert lockout_pool.pool_evidence(400, 5, "header", False, POOL) is None
+    assert lockout_pool.pool_evidence(429, 0, "", False, replace(POOL, pool_enabled=False)) is None
 
 
 # -- keys ----------------------------------------------------------------------------------------------------
@@ -292,10 +322,14 @@ def test_beyond_the_limit_the_oldest_idle_rows_go_first() -> None:
     def row(model: str, until: int | None, failed: int | None) -> ModelLockState:
         return ModelLockState("p", "c", "exact", model, until=until, failure_count=1, last_failure_at=failed)
 
-    rows = [row("a", 50, 90), row("b", None, 20), row("c", None, None), row("d", 200, 1), replace(FREED, until=None)]
-    names = [[each.model_key for each in lockout_upkeep.evictions(rows, 100, limit)] for limit in (4, 3, 2, 0)]
-    assert names == [[], ["c"], ["c", "b"], ["c", "b", "a"]]
+    idle = [row("a", None, 90), row("b", None, 20), row("c", None, None), replace(FREED, until=None)]
+    locks = [row("d", 200, 1), row("e", 50, 90), row("f", 40, 95)]
+    rows = [*idle, *locks]
+    names = [[each.model_key for each in lockout_upkeep.evictions(rows, 100, limit)] for limit in (5, 3, 2, 1, 0)]
+    assert names == [[], [], ["f", "c"], ["f", "e", "c", "b"], ["f", "e", "c", "b", "a"]]
     assert lockout_upkeep.LOCK_LIMIT == 1_000
+    early = [row("e", None, 1), row("z", None, 0)]
+    assert [each.model_key for each in lockout_upkeep.evictions(early, 0, 1)] == ["z"]
 
 
 def test_a_listing_has_every_field_and_the_first_to_end_on_top() -> None:
@@ -316,6 +350,8 @@ def test_a_failure_is_heard_of_where_there_is_something_to_keep_and_it_is_news()
     assert heard == replace(FULL, failure_heard_at=1_001)
     assert lockout.heard(FULL, 1_000) is FULL
     assert lockout.heard(heard, 1_001) == heard
+    assert lockout.heard(replace(FULL, last_failure_at=None), 1).failure_heard_at == 1
+    assert lockout.heard(replace(FULL, last_failure_at=0), 0).failure_heard_at is None
     counting = replace(FULL, until=None)
     assert lockout.heard(counting, 1_001).failure_heard_at == 1_001
     assert lockout.heard(replace(FULL, failure_count=0), 1_001).failure_heard_at == 1_001

@@ -13,9 +13,9 @@ from policy_service.domain.verdict import Verdict, judge
 from policy_service.settings.catalogue_file import builtin_catalogue
 
 
-def told(status: int, *rules: OperatorRule) -> Verdict:
+def told(status: int, *rules: OperatorRule, words: str = "the engine is warming up") -> Verdict:
     catalogue = replace(builtin_catalogue(), operator_rules=rules)
-    raw = RawOutcome(provider="openai", status=status, body='{"error": {"message": "the engine is warming up"}}')
+    raw = RawOutcome(provider="openai", status=status, body=f'{{"error": {{"message": "{words}"}}}}')
     return judge(parse_outcome(raw), Policy(catalogue, {}, 1).for_connection("openai", "c"), 0)
 
 
@@ -45,3 +45,10 @@ def test_without_the_rule_a_bad_request_goes_back_to_the_client() -> None:
 
 def test_a_rule_that_names_no_reason_leaves_the_one_of_the_table() -> None:
     assert told(500, rule(500, "connection", "unknown")).reason == "server_error"
+
+
+def test_the_operator_s_word_stands_also_where_the_table_is_finer() -> None:
+    """Of a catalogue's rule a dead key that the table reads as a region stays a region."""
+    place = "warming up: not available in your country"
+    assert told(403, words=place).reason == "region_blocked"
+    assert told(403, rule(403, "connection", "auth_error"), words=place).reason == "auth_error"

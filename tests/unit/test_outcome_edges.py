@@ -59,6 +59,7 @@ def test_a_code_is_a_short_text_or_a_number_of_sane_length(value: object, code: 
         ({"details": {"error_code": "d"}}, "d"),
         ({"details": {"error_code": 5}}, ""),
         ({"error": "word"}, ""),
+        ({"status_code": 500, "err_code": "c"}, "c"),
         ({"error": "word", "error_description": "x"}, "word"),
         ({"error": '{"message": "m", "code": "c"}'}, "c"),
         ({"error": 'behind {"code": "c"}'}, "c"),

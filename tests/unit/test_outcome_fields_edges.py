@@ -246,6 +246,13 @@ def test_a_failure_quoted_as_the_whole_completion_is_one(body: str, status: int)
     assert outcome(200, body).status == status
 
 
+def test_of_several_completions_the_first_may_be_a_quoted_failure() -> None:
+    quoted = {"message": {"content": 'API request failed (429): {"error": {"message": "m", "code": 429}}'}}
+    plain = {"message": {"content": "failed"}}
+    assert outcome(200, json.dumps({"choices": [quoted, plain]})).status == 429
+    assert outcome(200, json.dumps({"choices": [plain, quoted]})).status == 200
+
+
 @pytest.mark.parametrize(
     ("status", "named", "told", "found"),
     [

@@ -75,6 +75,11 @@ def test_header_names_are_lower_case_and_the_first_value_stays() -> None:
     assert parse_outcome(raw).headers == {"retry-after": "45", "x-a": "b"}
 
 
+def test_of_equal_waits_the_first_spelling_stays() -> None:
+    raw = RawOutcome(status=429, headers=[("retry-after", "45"), ("retry-after", "45.0")])
+    assert parse_outcome(raw).headers == {"retry-after": "45"}
+
+
 def test_the_exception_name_of_a_header_is_the_type() -> None:
     raw = RawOutcome(
         status=429, headers=[("x-amzn-errortype", "ThrottlingException:http://x/")], body=b'{"message":"m"}'

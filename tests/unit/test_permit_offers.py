@@ -258,6 +258,9 @@ def test_a_waiter_calling_on_another_replica_keeps_its_ticket() -> None:
         ("3", None),
         (True, None),
         (8, 8),
+        (2**31 - 1, 2**31 - 1),
+        (2**31, 2**31 - 1),
+        (1e300, 2**31 - 1),
     ],
 )
 def test_a_cap_is_a_positive_whole_number_or_none(raw: object, cap: int | None) -> None:
@@ -276,6 +279,7 @@ def test_of_a_gate_asked_for_twice_the_smaller_limit_counts() -> None:
         (-1, None),
         (0, None),
         ("1970-01-01T00:00:02Z", 2_000),
+        ("1970-01-01T01:00:02+01:00", 2_000),
         ("1970-01-01T00:00:00Z", None),
         ("soon", None),
     ],
@@ -284,7 +288,7 @@ def test_a_block_is_given_in_milliseconds_or_as_an_instant(value: object, until:
     assert block_until(value, 1_000) == until
 
 
-@pytest.mark.parametrize(("left_ms", "seconds"), [(1, 1), (90_000, 90), (89_990, 90), (7_200_000, 3_600)])
+@pytest.mark.parametrize(("left_ms", "seconds"), [(0, 1), (1, 1), (90_000, 90), (89_990, 90), (7_200_000, 3_600)])
 def test_retry_after_is_the_earliest_expiry_in_whole_seconds(left_ms: int, seconds: int) -> None:
     row = PermitRow("p", "q", "g", ("g",), 1, PermitState.HELD, 0, 1, expires_at=1_000 + left_ms)
     assert retry_after_s(GateBook([Gate("g", 1)], [row]), "g", 1_000) == seconds

@@ -40,6 +40,13 @@ def test_a_refusal_at_once_is_told_with_its_status(answer: Answer, code: PermitC
     assert Refusal(code, status).reason == "concurrency_saturated"
 
 
+def test_a_renewal_that_comes_too_late_is_told_so_whatever_ended_the_permit() -> None:
+    released = row(state=PermitState.RELEASED, ended_at=NOW)
+    told = refusal(PermitAnswer(Answer.EXPIRED, released), book(released), NOW)
+    assert told is not None
+    assert told.code is PermitCode.EXPIRED
+
+
 @pytest.mark.parametrize("answer", [Answer.HELD, Answer.WAITING, Answer.RENEWED, Answer.RELEASED, Answer.UNKNOWN])
 def test_what_is_no_refusal_is_told_as_none(answer: Answer) -> None:
     assert refusal(PermitAnswer(answer, row()), book(row()), NOW) is None

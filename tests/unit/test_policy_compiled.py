@@ -12,6 +12,7 @@ from policy_service.domain import setting_specs  # noqa: F401  (fills the regist
 from policy_service.domain.catalogue import Catalogue, Connection, Provider
 from policy_service.domain.ids import AuthClass
 from policy_service.domain.policy import ConnectionPolicy, Policy
+from policy_service.domain.profiles import KindThreshold
 
 ACME = Provider(id="acme", auth_class=AuthClass.API_KEY, ambiguous_401_soft=True)
 
@@ -134,10 +135,61 @@ def test_the_soft_401_needs_the_provider_too_and_kind_hints_a_profiled_class() -
     assert not profile_of({"breaker.kind_hints": False}, provider=by_default).breaker.kind_hints
 
 
+def test_the_thresholds_of_failure_kinds_are_the_providers() -> None:
+    thresholds = {"rate_limit": KindThreshold(2)}
+    assert profile_of({}, provider=replace(ACME, kind_thresholds=thresholds)).breaker.kind_thresholds == thresholds
+
+
+def test_kinds_give_no_hints_by_default_where_the_provider_says_so() -> None:
+    assert profile_of({}).breaker.kind_hints
+    assert not profile_of({}, provider=replace(ACME, kind_hints_default=False)).breaker.kind_hints
+
+
 @pytest.mark.parametrize(
     ("text", "providers"),
-    [(None, {"acme"}), ("", {"acme"}), ("a, B ,", {"a", "b"}), ("off", set()), ("none", set())],
+    [
+        (None, {"acme"}),
+        ("", {"acme"}),
+        ("a, B ,", {"a", "b"}),
+        ("AC, b", {"acme", "b"}),
+        ("off", set()),
+        ("none", set()),
+        (" FALSE ", set()),
+        ("0", set()),
+    ],
 )
 def test_the_egress_set_is_the_catalogues_unless_it_is_named(text: str | None, providers: set[str]) -> None:
-    policy = compiled({} if text is None else {"egress_lock.providers": text}, replace(ACME, egress_bucketed=True))
+    acme = replace(ACME, egress_bucketed=True, aliases=("ac",))
+    policy = compiled({} if text is None else {"egress_lock.providers": text}, acme)
     assert policy.egress_providers == providers
+
+
+def test_fractions_of_the_environment_give_whole_milliseconds_and_whole_steps() -> None:
+    """A fraction is taken as it stands; timers and levels are stored whole, and a store would refuse the rest."""
+    environment = {
+        "POLICY_CONNECTION_API_KEY_BASE_COOLDOWN_MS": "1500.5",
+        "POLICY_CONNECTION_API_KEY_MAX_BACKOFF_STEPS": "2.5",
+        "POLICY_MODEL_LOCKOUT_BASE_COOLDOWN_MS": "1000.5",
+        "POLICY_MODEL_LOCKOUT_MAX_COOLDOWN_MS": "9000.5",
+        "POLICY_MODEL_LOCKOUT_MAX_BACKOFF_STEPS": "1.5",
+        "POLICY_BREAKER_API_KEY_RESET_TIMEOUT_MS": "700.5",
+    }
+    policy = Policy(Catalogue({"acme": ACME}), environment=environment).for_connection("acme", "c")
+    ladder, lockout = policy.ladder, policy.lockout
+    numbers = [ladder.base_cooldown_ms, ladder.max_backoff_steps, ladder.cap_ms, lockout.base_cooldown_ms]
+    numbers += [lockout.max_cooldown_ms or 0, lockout.max_backoff_steps, lockout.reset_after_ms]
+    assert numbers == [1_501, 2, 9_001, 1_001, 9_001, 1, 701]
+    assert all(isinstance(number, int) for number in numbers)
+
+
+def test_a_cap_of_zero_leaves_the_ladder_its_half_hour() -> None:
+    environment = {f"POLICY_MODEL_LOCKOUT_{name}_COOLDOWN_MS": "0" for name in ("BASE", "MAX")}
+    policy = Policy(Catalogue({"acme": ACME}), environment).for_connection("acme", "c")
+    assert (policy.lockout.max_cooldown_ms, policy.ladder.cap_ms) == (0, 1_800_000)
+
+
+def test_a_setting_that_is_asked_for_by_name_is_whole_where_a_whole_number_is_meant() -> None:
+    environment = {"POLICY_CONCURRENCY_PERMIT_TTL_MS": "1000.5", "POLICY_BREAKER_REOPEN_JITTER": "0.25"}
+    policy = Policy(Catalogue(), environment=environment)
+    assert policy.setting("concurrency.permit_ttl_ms") == 1_001
+    assert policy.setting("breaker.reopen_jitter") == 0.25

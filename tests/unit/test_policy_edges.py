@@ -42,6 +42,19 @@ def test_a_pattern_of_provider_names_matches_its_whole_text(name: str, found: st
     assert (directory.get(name).auth_class is AuthClass.LOCAL) is bool(found)
 
 
+def test_a_longer_pattern_of_provider_names_beats_a_shorter_one() -> None:
+    directory = ProviderDirectory({each: Provider(id=each) for each in ("openai-*", "openai-compatible-*", "*a*")})
+    assert [directory.get(name).id for name in ("openai-compatible-x", "openai-x", "xax")] == [
+        "openai-compatible-*", "openai-*", "*a*"
+    ]  # fmt: skip
+
+
+def test_a_provider_of_a_pattern_goes_by_the_name_that_was_asked_for() -> None:
+    policy = Policy(Catalogue({"local-*": Provider(id="local-*", auth_class=AuthClass.LOCAL)}))
+    found = policy.for_connection("LOCAL-1", "c").provider
+    assert (found.id, found.auth_class) == ("local-1", AuthClass.LOCAL)
+
+
 @pytest.mark.parametrize(
     ("auth", "reset_ms", "cap_ms"),
     [(AuthClass.NONE, 1_800_000, 120_000), (AuthClass.API_KEY, 30_000, 1_800_000)],

@@ -48,3 +48,15 @@ def test_what_tells_connections_apart_is_not_shared() -> None:
     assert policy.for_connection("p", "oauth").auth_class is AuthClass.OAUTH
     assert policy.for_connection("p", "plain", AuthClass.OAUTH).auth_class is AuthClass.OAUTH
     assert policy.for_connection("q", "plain").provider.id == "q"
+
+
+def test_connections_that_share_profiles_keep_their_own_declaration() -> None:
+    connections = {name: Connection(name, "p", passthrough_models=name == "b") for name in ("a", "b")}
+    policy = Policy(Catalogue(connections=connections))
+    assert [policy.for_connection("p", name).connection for name in ("a", "b")] == list(connections.values())
+
+
+def test_settings_of_one_connection_are_not_those_of_another() -> None:
+    connections = {n: Connection(n, "p", settings={"breaker.half_open_probes": int(n)}) for n in ("3", "4")}
+    policy = Policy(Catalogue(connections=connections))
+    assert [policy.for_connection("p", name).breaker.half_open_probes for name in ("3", "4")] == [3, 4]

@@ -58,6 +58,18 @@ def test_a_setting_reaches_its_field_from_connection_and_catalogue_as_from_the_s
 
 
 @pytest.mark.parametrize(
+    ("name", "value"), [("max_queue_depth", 7), ("unbounded_wait", True), ("wedge_after_ms", 9_000)]
+)
+def test_what_else_the_queue_of_a_connection_has_comes_from_connection_and_catalogue_too(
+    name: str, value: object
+) -> None:
+    told = {"queue.requests_per_minute": 5, f"queue.{name}": value}
+    of_connection = profile_of({}, own=told).queue
+    of_catalogue = profile_of({}, provider=replace(ACME, profile=told)).queue
+    assert [getattr(queue, name) for queue in (of_connection, of_catalogue)] == [value, value]
+
+
+@pytest.mark.parametrize(
     ("stored", "catalogue", "own", "found"),
     [(7, 8, 9, 9), (7, 8, None, 7), (None, 8, None, 8), (None, None, 9, 9), (7, None, None, 7), (None, None, None, 1)],
 )

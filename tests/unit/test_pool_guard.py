@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,3 +74,12 @@ def test_the_share_is_never_exceeded_beyond_what_may_not_be_waived(
     assert set(verdict.selectable) == {m.name for m in members} - set(verdict.excluded)
     wanted = {m.name for m in members if m.is_excluded(now)}
     assert set(verdict.excluded) | set(verdict.not_enforced) == wanted
+
+
+@pytest.mark.parametrize("members", [50, 90, 100, 170])
+def test_a_share_in_percent_leaves_out_no_member_less_than_it_says(members: int) -> None:
+    """0.29 of 100 is 28.999... in binary: the guard left one target in the pool that the share takes out."""
+    pool = [Member(str(n)) for n in range(members)]
+    for percent in range(101):
+        guard = PoolGuardProfile(enabled=True, max_excluded_share=percent / 100)
+        assert limit_of(pool, guard) == members * percent // 100

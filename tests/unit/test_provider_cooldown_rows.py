@@ -54,6 +54,12 @@ def test_a_failure_while_cooling_moves_the_end_and_one_that_is_over_moves_nothin
     assert (same.cooling_until, same.fact_id, facts) == (1_600, "old", [])
 
 
+def test_a_cooldown_of_no_length_is_none_and_leaves_no_fact() -> None:
+    facts = log(1_900)
+    moved = provider_cooldown.record_failure(WINDOW, 1_900, replace(PROFILE, cooldown_ms=0), facts)
+    assert (moved.cooling_until, moved.failures, facts.facts) == (None, (900, 1_900), [])
+
+
 def test_a_late_failure_is_measured_against_the_newest() -> None:
     late, _ = fail(replace(WINDOW, failures=(1_500,), last_failure_at=1_500, last_event_at=1_500), 499)
     assert (late.failures, late.last_failure_at, late.last_event_at) == ((1_500,), 1_500, 1_500)

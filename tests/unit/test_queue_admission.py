@@ -272,7 +272,7 @@ def test_queued_tickets_keep_their_order_when_the_limiter_is_rebuilt() -> None:
     assert limiter.rows[KEY, "q3"].state is PermitState.WAITING
 
 
-@pytest.mark.parametrize("limit", [0, -5, float("nan"), float("inf")])
+@pytest.mark.parametrize("limit", [0, -0.5, -5, float("nan"), float("inf")])
 def test_a_header_limit_that_is_no_rate_teaches_nothing(limit: float) -> None:
     pace = Pace(gap_ms=350)
     assert learn(pace, QueueProfile(), RateEvidence(limit=limit, remaining=1), 0, 30_000) == pace

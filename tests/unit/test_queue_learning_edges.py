@@ -85,6 +85,7 @@ def test_a_limit_sets_the_gap_a_little_below_its_share(limit: float, gap_ms: int
     ("remaining", "reset_ms", "pace"),
     [
         (0.0, None, Pace(0, 100, NOW + 60_000, 60_000, 590, NOW - 500, NOW)),
+        (-5.0, None, Pace(0, 100, NOW + 60_000, 60_000, 590, NOW - 500, NOW)),
         (0.0, 5_000, Pace(0, 100, NOW + 5_000, 60_000, 590, NOW - 500, NOW)),
         (9.9, 5_000, Pace(9, 100, NOW + 5_000, 60_000, 590, NOW - 500, NOW)),
         (10.0, 5_000, replace(BEFORE, gap_ms=590, learned_at=NOW)),
@@ -103,6 +104,8 @@ def test_a_429_restores_the_configuration_unless_it_states_a_wait() -> None:
     stated = replace(CONFIGURED, tokens=0, refill_to=60, refill_at=NOW + 7_000, learned_at=NOW)
     assert learned(status=429, body_hint_ms=7_000) == stated
     assert learned(status=428, body_hint_ms=7_000) is BEFORE
+    slower = learned(profile=replace(PROFILE, requests_per_minute=30), status=429, body_hint_ms=7_000)
+    assert slower.refill_to == HINT_REFILL
     assert learned(status=430, body_hint_ms=7_000) is BEFORE
 
 
@@ -223,6 +226,7 @@ def test_the_smaller_budget_bounds_the_wait(own: int, left: float | None, unboun
 
 def test_small_rules_at_their_edges() -> None:
     assert [execution_limit_ms(5, given) for given in (None, 4, 6, 0)] == [5, 5, 6, 5]
+    assert execution_limit_ms(0, None) == 0
     assert [is_line_full(depth, 2) for depth in (0, 1, 2, 3)] == [False, True, True, False]
     assert [start_slot_wait_ms(last, 100, NOW) for last in (None, NOW - 100, NOW - 99, NOW)] == [0, 0, 1, 100]
 
@@ -328,6 +332,17 @@ def test_the_first_step_that_refuses_gives_the_code(
     rows: list[PermitRow], profile: dict[str, Any], asked: dict[str, Any], code: QueueCode | None
 ) -> None:
     assert submit(limiter(*rows), replace(PROFILE, **profile), **asked) is code
+
+
+def test_a_full_line_says_how_many_wait() -> None:
+    refused = admit(limiter(HELD, ticket()), "k", replace(PROFILE, max_queue_depth=1), Submission("n", "t-n", 9), NOW)
+    assert (refused.code, refused.queued) == (QueueCode.QUEUE_FULL, 1)
+
+
+def test_a_refusal_says_when_the_next_start_is() -> None:
+    dry = limiter(HELD, ticket(), pace=Pace(0, 60, NOW + 5_000))
+    refused = admit(dry, "k", replace(PROFILE, max_queue_depth=1), Submission("n", "t-n", 9), NOW)
+    assert refused.retry_after_s == 5
 
 
 @pytest.mark.parametrize(

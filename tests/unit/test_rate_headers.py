@@ -61,3 +61,8 @@ def test_an_unreadable_header_leaves_its_place_to_the_next() -> None:
             assert rate_evidence({first: junk, second: "2"}, 0).limit == 2.0
     resets = {"x-ratelimit-reset-requests": "soon", "x-ratelimit-reset": "10", "ratelimit-reset": "20"}
     assert rate_evidence(resets, 0).reset_ms == 10_000
+
+
+def test_a_limit_counts_within_the_first_8192_characters() -> None:
+    assert body_cap(" " * 8_188 + "10/h") == (10, 3_600_000)
+    assert body_cap(" " * 8_189 + "10/h") is None

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from policy_service.application.errors import OverloadedError
+from policy_service.application.errors import OverloadedError, SpoolRefusalError
 from policy_service.application.messages import ReportAnswer
 from policy_service.application.ports import Committed, StoreUnavailableError, Unit
 from policy_service.application.replica import Replica
@@ -86,8 +86,10 @@ def with_spool(store: HeldStore, moments: FakeTime, limit: int = 0, spool: ListS
 
 
 async def refused(replica: Replica, name: str) -> None:
-    with pytest.raises(OverloadedError):
+    with pytest.raises(OverloadedError) as found:
         await report(replica, failure(name, 401, report_id=name))
+    assert (found.value.reason, found.value.retry_after_ms) == ("SPOOL_FULL", 1_000), "no matter of too many calls"
+    assert "spool.max_bytes" in found.value.message
 
 
 async def taken(replica: Replica, name: str) -> ReportAnswer:
@@ -173,7 +175,7 @@ async def test_everybody_who_repeats_a_report_hears_of_its_refusal(store: HeldSt
         assert not any(call.done() for call in calls)  # nobody is told `durable: false` before it is on the disk
         spool.answers.set()
         found = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(each) for each in found] == [OverloadedError] * 3
+        assert [type(each) for each in found] == [SpoolRefusalError] * 3
         store.is_away = False
 
 

@@ -90,7 +90,7 @@ async def test_a_replica_knows_how_late_it_sees_the_changes_of_others_and_leaves
         running(fleet_member(database, "r2", moments)) as two,
     ):
         await asyncio.gather(one.follower._step(), two.follower._step())  # full loads, which say nothing of lags
-        database.subscribers.clear()
+        await asyncio.gather(one.follower.stop(), two.follower.stop())  # from here on only this test polls
         await report(one, failure("a", 429))
         moments.ms += 25
         await asyncio.gather(one.follower._step(), two.follower._step())

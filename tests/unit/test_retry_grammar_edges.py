@@ -185,3 +185,17 @@ def test_a_zone_ends_behind_its_name(text: str, end: int | None) -> None:
     "Indian/Maldives", "Pacific/Auckland", "US/Pacific", "America/Argentina/Salta"])  # fmt: skip
 def test_a_place_of_every_region_is_a_zone(region: str) -> None:
     assert read_zone(region, 0) is not None
+
+
+def test_an_abbreviation_of_a_zone_has_its_hours() -> None:
+    hours = {
+        "UTC": 0, "GMT": 0, "Z": 0, "EST": -5, "EDT": -4, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7,
+        "CET": 1, "CEST": 2, "JST": 9, "KST": 9, "HKT": 8, "SGT": 8, "AEST": 10, "AEDT": 11,
+    }  # fmt: skip
+    for name, expected in hours.items():
+        assert read_iso(f"2026-06-02 12:00 {name}", 0) == (NOW + DAY - expected * HOUR, 17 + len(name)), name
+
+
+def test_a_date_of_http_begins_with_a_day_of_three_letters() -> None:
+    assert read_date("Tue, 02 Jun 2026 12:00:00 GMT") == NOW + DAY
+    assert read_date("Tu, 02 Jun 2026 12:00:00 GMT") is None

@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from policy_service.domain.profiles import HintProfile
+from policy_service.domain.retry_headers import header_waits
 from policy_service.domain.retry_hints import read_header_hint
 
 NOW = int(datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp() * 1_000)
@@ -304,3 +305,15 @@ def test_a_zero_or_past_wait_leaves_the_word_to_the_families_behind_it(useless: 
 )
 def test_milliseconds_are_a_positive_number_rounded_up(value: str, wait: int | None) -> None:
     assert wait_of({"retry-after-ms": value}) == wait
+
+
+def test_an_epoch_second_in_place_of_a_wait_lies_within_30_days() -> None:
+    month = 30 * 86_400
+    waits = [list(header_waits({"retry-after": ahead(s)}, NOW, extended=True)) for s in (month, month + 1)]
+    assert waits == [[month * SECOND], [(NOW_S + month + 1) * SECOND]]
+
+
+@pytest.mark.parametrize(("used", "wait"), [("100", 14 * SECOND), ("99.999", None)])
+def test_a_window_is_full_at_a_hundred_per_cent_to_the_thousandth(used: str, wait: int | None) -> None:
+    window = "x-codex-primary"
+    assert wait_of({f"{window}-used-percent": used, f"{window}-reset-after-seconds": "14"}) == wait

@@ -188,6 +188,8 @@ def test_the_later_of_two_used_up_windows_counts_and_reset_at_stands_in() -> Non
         ({"seconds": 34, "nanos": 74_824_224}, 34_075),
         ("72h", DAY),
         ("-3s", None),
+        ("5ſ", None),
+        ("5mſ", None),
         ("0s", None),
         ("soon", None),
         (float("inf"), None),
@@ -353,6 +355,7 @@ def test_a_fraction_is_rounded_up_without_binary_noise() -> None:
 
 def test_a_stated_zero_is_told_for_display_but_is_no_hint() -> None:
     assert stated_wait_ms({"retry-after": "0"}, None, "", NOW, HintProfile()) == 0
+    assert stated_wait_ms({"retry-after": "0"}, None, "please retry in 5s", NOW, HintProfile()) == 5_000
     assert stated_wait_ms({"retry-after-ms": "1"}, None, "", NOW, HintProfile()) == 1
     assert stated_wait_ms({}, None, "nothing said", NOW, HintProfile()) is None
     assert read_hint({"retry-after": "0"}, None, "", NOW, HintProfile()) is None

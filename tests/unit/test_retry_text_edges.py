@@ -9,7 +9,7 @@ import pytest
 
 from policy_service.domain.profiles import HintProfile
 from policy_service.domain.retry_hints import parse_resets_in, read_hint
-from policy_service.domain.retry_texts import TEXT_LIMIT
+from policy_service.domain.retry_texts import TEXT_LIMIT, text_waits
 
 NOW = int(datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp() * 1_000)
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -246,3 +246,9 @@ def test_every_waiting_phrase_announces_a_duration_with_and_without_its_connecto
 def test_a_waiting_phrase_without_a_wait_and_a_number_without_a_phrase_say_nothing(phrase: str) -> None:
     for text in (f"{phrase} later", f"decrease it and {phrase}", f"{phrase} 20 requests", f"{phrase}, 5 s used"):
         assert wait_of(text) is None, text
+
+
+@pytest.mark.parametrize("text", ["please retry in 2m", "resets in 5 hours", "resets after 5 days"])
+def test_the_rows_of_the_reference_take_no_other_units(text: str) -> None:
+    assert list(text_waits(text, "", NOW, extended=False)) == []
+    assert list(text_waits(text, "", NOW, extended=True)) != []

@@ -21,10 +21,11 @@ from policy_service.domain.ids import AuthClass
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import Policy
-from policy_service.domain.rule_linter import LEVELS, Finding, is_accepted, lint, lint_provider
-from policy_service.domain.rules import header_holds
+from policy_service.domain.rule_linter import LEVELS, STATUSES_WITH_PATH, Finding, is_accepted, lint, lint_provider
+from policy_service.domain.rules import header_holds, operator_match, pre_check_match
 from policy_service.settings.provider_data import builtin_providers
 
+ZERO = HeaderCondition(("x",), "0")
 BUSY = ErrorRule("busy", frozenset({429}), "quota_exhausted", "connection", body_any=("busy",))
 
 
@@ -124,6 +125,23 @@ def test_an_equal_header_must_be_equal() -> None:
     assert not header_holds(condition, {"rest": "10"})
 
 
+def test_a_match_says_whose_rule_it_is() -> None:
+    rules_of = Policy(Catalogue({"acme": provider(replace(BUSY, pre_check=True))}, operator_rules=(operator_rule(),)))
+    policy, failure = rules_of.for_connection("acme"), outcome(429, "busy")
+    own, shipped = operator_match(failure, policy, "busy"), pre_check_match(failure, policy, "busy")
+    assert own is not None
+    assert shipped is not None
+    assert (own.by_operator, shipped.by_operator, shipped.id) == (True, False, "busy")
+
+
+def test_a_code_that_a_rule_names_is_enough_whatever_its_texts() -> None:
+    coded = provider(replace(BUSY, codes=("c1",), pre_check=True))
+    policy = Policy(Catalogue({"acme": coded})).for_connection("acme")
+    assert pre_check_match(outcome(429, code="C1"), policy, "idle") is not None
+    assert pre_check_match(outcome(429, type="c1"), policy, "idle") is not None
+    assert pre_check_match(outcome(429, code="c2"), policy, "idle") is None
+
+
 # --- linter -----------------------------------------------------------------------------------------------------------
 def codes(*rules: OperatorRule, providers: dict[str, Provider] | None = None) -> list[str]:
     return [finding.code for finding in lint({"acme": provider()} if providers is None else providers, rules)]
@@ -138,6 +156,8 @@ def codes(*rules: OperatorRule, providers: dict[str, Provider] | None = None) ->
         (operator_rule(status=99), ["bad_status"]),
         (operator_rule(status=410), ["no_path"]),
         (operator_rule(scope="provider"), ["scope_provider"]),
+        (operator_rule(status=100), ["no_path"]),
+        (operator_rule(status=599), ["no_path"]),
         (operator_rule(provider="acne"), ["unknown_provider"]),
         (operator_rule("account_deactivated now"), ["taken_earlier"]),
         (operator_rule("Endpoint has moved"), ["taken_earlier"]),
@@ -160,6 +180,13 @@ def test_one_rule_too_many_rejects_the_whole_list() -> None:
     assert is_accepted(lint({"acme": provider()}, many[:50]))
 
 
+def test_a_finding_names_a_rule_without_an_id_by_its_place() -> None:
+    findings = lint({"acme": provider()}, [operator_rule(""), operator_rule("b"), operator_rule("c", scope="provider")])
+    assert [(each.code, each.rule_id) for each in findings if each.code != "shadowed"] == [
+        ("empty_match", "operator-rule-1"), ("scope_provider", "operator-rule-3")
+    ]  # fmt: skip
+
+
 def test_a_rule_behind_a_wider_one_is_shadowed_also_across_spellings_of_the_provider() -> None:
     narrow = operator_rule("server busy", provider="ACME")
     assert codes(operator_rule(), narrow) == ["shadowed"]
@@ -172,10 +199,16 @@ def test_a_rule_behind_a_wider_one_is_shadowed_also_across_spellings_of_the_prov
     [
         (BUSY, replace(BUSY, id="b", body_any=("very busy",)), True),
         (BUSY, replace(BUSY, id="b", body_any=("very busy", "idle")), False),
+        (BUSY, replace(BUSY, id="b", body_any=(), body_all=("very busy",)), True),
+        (BUSY, replace(BUSY, id="b", body_any=(), body_all=("idle",)), False),
         (replace(BUSY, statuses=frozenset({500})), replace(BUSY, id="b"), False),
         (replace(BUSY, headers=(HeaderCondition(("x",), "0"),)), replace(BUSY, id="b"), False),
         (replace(BUSY, cooldown_from_text=True), replace(BUSY, id="b"), False),
         (replace(BUSY, body_any=()), replace(BUSY, id="b", codes=("busy",)), True),
+        (replace(BUSY, body_any=(), body_all=("busy",)), replace(BUSY, id="b", body_any=("idle",)), False),
+        (replace(BUSY, headers=(ZERO,)), replace(BUSY, id="b", headers=(ZERO,)), True),
+        (replace(BUSY, body_any=(), codes=("c",)), replace(BUSY, id="b", body_any=(), codes=("c",)), True),
+        (replace(BUSY, body_any=(), codes=("c",)), replace(BUSY, id="b", body_any=(), codes=("d",)), False),
     ],
 )
 def test_a_catalogue_rule_is_shadowed_only_where_the_earlier_one_always_matches(
@@ -190,6 +223,46 @@ def test_a_catalogue_rule_behind_an_operator_rule_is_shadowed() -> None:
     assert [finding.code for finding in found] == ["shadowed"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, ["scope_not_honored", "text_not_visible"]),
+        ({"pre_check": True}, []),
+        ({"body_any": ()}, ["scope_not_honored"]),
+        ({"body_any": (), "body_all": ("busy",), "scope": "model"}, ["scope_not_honored", "text_not_visible"]),
+        ({"codes": ("busy",), "pre_check": True}, []),
+        ({"codes": ("busy",)}, ["scope_not_honored"]),
+        ({"scope": "provider", "pre_check": True}, ["scope_provider"]),
+        ({"statuses": frozenset({429, 410}), "pre_check": True}, ["no_path"]),
+        ({"statuses": frozenset({429, 600}), "pre_check": True}, ["bad_status", "no_path"]),
+        ({"statuses": frozenset({100, 429, 599}), "pre_check": True}, ["no_path"]),
+        ({"statuses": frozenset({99, 429}), "pre_check": True}, ["bad_status", "no_path"]),
+        ({"statuses": frozenset({100, 429}), "pre_check": True}, ["no_path"]),
+        ({"body_any": ("busy", "endpoint has moved"), "pre_check": True}, ["taken_earlier"]),
+        ({"body_all": ("insufficient credits",), "pre_check": True}, []),
+        ({"body_all": ("insufficient credits",), "statuses": frozenset({429, 500}), "pre_check": True},
+         ["taken_earlier"]),
+    ],
+)  # fmt: skip
+def test_the_linter_names_what_is_wrong_with_a_catalogue_rule(changed: dict[str, Any], expected: list[str]) -> None:
+    found = lint_provider(provider(replace(BUSY, **changed)))
+    assert sorted(finding.code for finding in found) == expected
+
+
+def test_a_flag_or_an_operator_rule_wakes_a_catalogue_rule() -> None:
+    def told(*operator_rules: OperatorRule, **flags: bool) -> set[str]:
+        return {finding.code for finding in lint_provider(provider(BUSY, **flags), operator_rules)}
+
+    assert told(full_text_rules=True) == {"scope_not_honored"}
+    assert told(honors_rule_scope=True) == {"text_not_visible"}
+    assert told(operator_rule("other")) == set()
+
+
+def test_every_status_without_a_step_has_no_path() -> None:
+    reached = [status for status in range(100, 600) if codes(operator_rule(status=status)) == []]
+    assert reached == [400, 401, 402, 403, 404, 406, 408, 429, 500, 502, 503, 504]
+
+
 def test_a_restatement_marker_that_means_an_empty_wallet_is_an_error() -> None:
     def with_marker(marker: str) -> list[Finding]:
         rule = RestatementRule("r", frozenset({403}), 429, (marker,))
@@ -197,6 +270,8 @@ def test_a_restatement_marker_that_means_an_empty_wallet_is_an_error() -> None:
 
     assert [finding.code for finding in with_marker("Insufficient Credits")] == ["generic_marker"]
     assert not is_accepted(with_marker("credits exhausted"))
+    assert not is_accepted(with_marker("you have insufficient credits left"))
+    assert not is_accepted(with_marker("credits"))
     assert with_marker("额度不足") == []
 
 
@@ -212,3 +287,15 @@ def test_every_code_has_a_level_and_every_finding_a_remedy() -> None:
     rules = [operator_rule(" ", 600, scope="provider", provider="x"), operator_rule("account_deactivated", 410)]
     findings = lint({"acme": provider(BUSY)}, rules)
     assert all(finding.remedy and LEVELS[finding.code] == finding.level for finding in findings)
+
+
+def test_a_rule_of_every_status_that_is_read_has_its_path() -> None:
+    rule = replace(BUSY, statuses=STATUSES_WITH_PATH, pre_check=True)
+    assert [finding.code for finding in lint_provider(provider(rule, full_text_rules=True), [])] == []
+
+
+def test_a_catalogue_rule_is_not_shadowed_by_an_operator_rule_of_another_provider() -> None:
+    rule = replace(BUSY, statuses=frozenset({429}), pre_check=True)
+    providers = {"acme": provider(rule), "acne": replace(provider(), id="acne")}
+    assert codes(operator_rule(provider="acne"), providers=providers) == []
+    assert codes(operator_rule(), providers=providers) == ["shadowed"]

@@ -99,6 +99,14 @@ def test_a_policy_setting_in_the_file_is_sent_to_the_catalogue(tmp_path: Path) -
     assert "below settings: of the catalogue" in found["breaker"]
 
 
+def test_a_policy_setting_as_a_flag_is_sent_to_the_catalogue_and_its_variable() -> None:
+    name = "connection.api_key.base_cooldown_ms"
+    told = problems_of(flags={name: "1"})[name]
+    assert "below settings: of the catalogue" in told
+    assert "POLICY_CONNECTION_API_KEY_BASE_COOLDOWN_MS" in told
+    assert "POLICY_CONNECTION_API_KEY_BASE_COOLDOWN_MS" in {row.environment for row in REGISTRY.values()}
+
+
 def test_variables_of_policy_settings_are_handed_on_and_unusable_ones_draw_a_warning() -> None:
     environment = {"POLICY_COOLDOWN_WAIT_ENABLED": "maybe", "RATE_LIMIT_MAX_WAIT_MS": "9", "HOME": "/x"}
 

@@ -38,6 +38,16 @@ def test_every_setting_says_what_it_means_and_where_it_is_specified() -> None:
     assert [spec.name for spec in REGISTRY.values() if not spec.doc or not spec.spec] == []
 
 
+def test_the_unit_of_a_setting_is_the_end_of_its_name() -> None:
+    names = (
+        "queue.max_wait_ms",
+        "direct_wait.max_retry_wait_s",
+        "rotation.rate_limit_reset_seconds",
+        "daily_reset_zone",
+    )
+    assert [REGISTRY[name].unit for name in names] == ["ms", "s", "s", ""]
+
+
 def test_exactly_the_listed_older_variables_are_accepted() -> None:
     assert sorted(ENV_ALIASES.values()) == [
         "OMNIROUTE_EMERGENCY_FALLBACK",

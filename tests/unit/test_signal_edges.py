@@ -17,15 +17,17 @@ from policy_service.domain.reading import Reading, account_text, echoes_request,
 from policy_service.domain.signals import Family, in_order, later_on_line, within
 
 NEAR = {
-    "BAN_EXTENDED": 120, "BILLING_SUSPENSION": 120, "BROWSER_BLOCK": 80, "CREDENTIAL_FAILURE": 3,
-    "CREDITS_EXTENDED": 12, "MODEL_PERMISSION": 60, "MODEL_UNSERVED": 80, "NIM_DEGRADED": 80, "OVERFLOW_CERTAIN": 24,
-    "PARAMETER": 80, "REQUEST_RESOURCE": 160,
+    "BAN_EXTENDED": 120, "BILLING_SUSPENSION": 120, "BROWSER_BLOCK": 80, "CREDENTIAL_CODES": 16,
+    "CREDENTIAL_FAILURE": 3, "CREDITS_EXTENDED": 12,
+    "MODEL_PERMISSION": 60, "MODEL_UNSERVED": 80, "NIM_DEGRADED": 80, "OUTPUT_TOKENS": 24, "OVERFLOW_CERTAIN": 24,
+    "PARAMETER": 80, "PERIOD_ALLOWANCE": 24, "PERIOD_QUOTA_EXTENDED": 24, "REQUEST_RESOURCE": 160,
 }  # fmt: skip
 CHAINS = {"MALFORMED": 80, "PARAMETER_EXTENDED": 60}
 FAMILIES: dict[str, Family] = {name: made for name, made in vars(signals).items() if isinstance(made, Family)}
 
 PLAINLY = {
     "ABORT": "request_signal_aborted",
+    "ACCOUNT_ALLOWANCE": "call volume quota",
     "AMBIGUOUS_401_EXCLUDED": "access denied",
     "BAN": "account has been deactivated",
     "BAN_EXTENDED": "organization_restricted",
@@ -75,6 +77,7 @@ PLAINLY = {
     "RATE_WORDS_400": "non compliant",
     "ROUTE_NOT_AUTHORIZED": "not authorized for this route",
     "SESSION": "session limit reached",
+    "SLOW_DOWN": "slow_down",
     "SUBSCRIPTION": "claude pro usage limit",
     "TERMINAL_QUOTA": "insufficient balance",
     "TOKENS_PER_DAY": "tpd rate limit",
@@ -88,6 +91,7 @@ PARTS = {
     "BILLING_SUSPENSION": "near",
     "BROWSER_BLOCK": "phrases near",
     "CLOUDFLARE_NO_RETRY": "phrases patterns",
+    "CREDENTIAL_CODES": "phrases near",
     "CREDENTIAL_FAILURE": "phrases near",
     "CREDITS_EXTENDED": "phrases near",
     "FINGERPRINT": "phrases patterns",
@@ -100,12 +104,15 @@ PARTS = {
     "NEVER_OFFERED": "patterns",
     "NIM_DEGRADED": "near",
     "NOT_RETRYABLE": "patterns",
+    "OUTPUT_TOKENS": "phrases near",
     "OVERFLOW": "phrases lines",
     "OVERFLOW_CERTAIN": "phrases near",
     "PARAMETER": "phrases near patterns",
     "PARAMETER_EXTENDED": "phrases chains",
+    "PERIOD_ALLOWANCE": "phrases near",
+    "PERIOD_QUOTA_EXTENDED": "phrases near",
     "RATE_OF_MODEL": "patterns",
-    "REQUEST_RESOURCE": "near patterns",
+    "REQUEST_RESOURCE": "phrases near patterns",
     "TERMINAL_QUOTA": "phrases lines",
     "TOO_LARGE_FOR_LIMIT": "phrases patterns",
 }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from policy_service.domain import egress
+from policy_service.domain.catalogue import Route
 from policy_service.domain.classification_conditions import configured_row
+from policy_service.domain.facts import Cause, FactLog
 from policy_service.domain.gates import Gate, GateBook, Pace, PermitRow, PermitState
 from policy_service.domain.line import Answer, claim
 from policy_service.domain.outcome import Outcome
@@ -56,3 +60,15 @@ def test_an_attempt_that_spent_one_model_does_not_hide_those_behind_it() -> None
     found = exhausted(attempts, lambda target: target.provider == "a")
     assert found.providers == {"b"}
     assert found.targets == {per_model, whole}
+
+
+def test_a_fact_says_all_that_its_cause_says() -> None:
+    cause = Cause("e", 5, "r", "d", "q", 503, 429, "why", "rule", "text", 700, "op", "row")
+    fact = FactLog(cause).add("m", "k", "a", "b")
+    assert fact.id == "e.0"
+    for each in fields(Cause)[1:]:
+        assert getattr(fact, each.name) == getattr(cause, each.name), each.name
+
+
+def test_a_route_has_options_only_where_some_are_stated() -> None:
+    assert Route("r", "priority", ()).options == {}

@@ -123,6 +123,18 @@ def test_the_larger_deficit_leads_beyond_a_tie(deficits: dict[str, float], leade
     assert found.deficits == pytest.approx(paid)
 
 
+def test_a_difference_of_the_width_of_a_tie_leads() -> None:
+    """The two weigh next to nothing, so that the round adds nothing to what they have."""
+    pair = ShareTarget("a", 1e-300), ShareTarget("b", 1e-300)
+    found = order_targets([*pair, ShareTarget("c")], {"b": 1e-9, "c": -5.0}, 0)
+    assert keys(found) == ["b", "a", "c"]
+
+
+def test_a_single_target_plays_no_round() -> None:
+    assert order_targets([ShareTarget("a")], {"a": 0.1}, 0).deficits == {"a": 0.1}
+    assert ShareOrder(()).deficits == {}
+
+
 def test_a_round_shares_by_weight() -> None:
     found = order_targets([ShareTarget("a", 3), ShareTarget("b", 1), ShareTarget("c", 0)], {}, 0)
     assert found.deficits == pytest.approx({"a": 0.6 - 1, "b": 0.2, "c": 0.2})

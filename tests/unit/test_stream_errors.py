@@ -67,8 +67,16 @@ def test_an_event_is_read_over_as_many_lines_as_announced() -> None:
         return "".join(f"data: {line}\n" for line in inner)
 
     assert stream_error(written(64, 64)) is not None
+    assert stream_error("data: x\n\n" + written(64, 64)) is not None
     assert stream_error(written(65, 64)) is None
     assert stream_error(written(64, 65)) is None
+
+
+def test_an_event_of_more_lines_than_are_joined_is_not_tried_again_from_its_middle() -> None:
+    """From the 65th line all 128 are within reach, but a body of nothing else would be joined over and over."""
+    lines = ['data: {"error": {"message": "m"},'] + ['data: "n": 1,'] * 126 + ['data: "n": 1}']
+    lines[64] = 'data: "code": 1,'
+    assert stream_error("\n".join(lines) + "\n\n") is None
 
 
 @pytest.mark.parametrize(("length", "found"), [(8_192, True), (8_193, False)])
@@ -141,3 +149,25 @@ def test_as_many_parts_of_a_list_are_read_from_its_end_as_announced() -> None:
     assert told(json.dumps([{}, ERROR, *rest]))[0] == 503
     assert told(json.dumps([{}, ERROR, *rest, {}]))[0] == 200
     assert told(json.dumps([ERROR, {"error": {"message": "later"}}])) == (503, "m")
+
+
+def _event(*lines: str) -> str:
+    return "".join(f"data: {line}\n" for line in lines) + "\n"
+
+
+def test_lines_before_the_one_with_the_mark_keep_their_order() -> None:
+    assert stream_error(_event("{", '"id": 1,', '"error": {"code": 503}}')) == {"id": 1, "error": {"code": 503}}
+
+
+def test_a_body_may_begin_with_the_mark_of_an_error_over_several_lines() -> None:
+    assert stream_error(_event('{"error":', '{"code": 503}}')) == {"error": {"code": 503}}
+
+
+def test_an_error_over_several_lines_right_behind_an_event_over_several_lines_is_found() -> None:
+    harmless = _event('{"code": 1,', '"a": 1,', '"b": 2,', '"c": 3}')
+    assert stream_error(harmless + _event('{"error":', '{"code": 503}}')) == {"error": {"code": 503}}
+
+
+def test_an_error_right_behind_an_event_of_many_short_lines_is_found() -> None:
+    harmless = _event('{"code": 1,', *['"a": 1,'] * 12, '"b": 2}')
+    assert stream_error(harmless + _event('{"error":', '"m"}')) == {"error": "m"}

@@ -110,6 +110,14 @@ def test_an_event_of_the_limit_is_read_whole_and_a_longer_one_is_cut() -> None:
     assert events(longer + b"\n\n", limit=2_048) == [StreamEvent("", "x" * (HEAD_BYTES - 6), is_cut=True)]
 
 
+def test_of_an_event_that_is_too_long_only_what_may_begin_its_end_is_kept() -> None:
+    within, beyond = EventSplitter(limit=10), EventSplitter(limit=10)
+    within.feed(b"x" * 12)
+    beyond.feed(b"x" * 13)
+
+    assert (len(within.tail), len(beyond.tail)) == (12, 2)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 2_047, 2_048, 2_049, 2_050, 2_051, 2_052])
 @pytest.mark.parametrize("length", [2_047, 2_048, 2_049, 2_050, 2_051, 9_000])
 def test_a_long_event_reads_the_same_however_it_is_cut(length: int, size: int) -> None:
@@ -207,6 +215,7 @@ def test_output_is_measured_in_bytes_of_utf8(text: str, size: int) -> None:
         ({"choices": [{"text": "a", "delta": {"content": "b"}}, {"delta": {"content": "cd"}}]}, (4, False)),
         (chat(content=[{"text": "ab"}, {"type": "text", "text": "c"}, {"text": 5}, "d"]), (3, False)),
         (chat(content=[{"type": "thinking", "text": "ab"}]), (0, True)),
+        (chat(content=[{"type": 5, "text": "ab"}]), (2, False)),
         (chat(content="a", function_call={"name": "f"}), (0, True)),
         (chat(content="a", reasoning="hm"), (0, True)),
         (chat(content="a", reasoning_content="hm"), (0, True)),

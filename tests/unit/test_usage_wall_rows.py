@@ -44,6 +44,7 @@ def test_an_accepted_offer_begins_a_fresh_lane() -> None:
     found = accept(IDLE, WallResponse(429, OFFER), NOW)
     fresh = Lane("claude", "c", 2_000, NOW, requests_served=0, requests_served_standard=0, budget_utilization=None)
     assert found == LaneStep(fresh, WallAction(Action.RETRY_SAME, via=Via.LOW_PRIORITY_ACCEPTED, set_headers=SLOW))
+    assert accept(replace(IDLE, retry_after_ms=7_000, max_wait_ms=60_000), WallResponse(429, OFFER), NOW) == found
     told = accept(IDLE, WallResponse(429, {**OFFER, "slow-retry-after": "7", "slow-budget-utilization": "0.9"}), NOW)
     assert (told.lane.retry_after_ms, told.lane.budget_utilization) == (7_000, 0.9)
 
@@ -150,6 +151,10 @@ def test_served_requests_are_counted_by_kind(status: int, headers: dict[str, str
 def test_a_reset_that_moved_by_a_minute_is_a_new_week() -> None:
     assert respond(WallResponse(200, {"5h-reset": "2060"}, True)) == ended(LaneEnd.RESET)
     assert respond(WallResponse(200, {"5h-reset": "2059"}, True)).action is usage_wall.NONE
+    first = replace(LANE, resets_at_s=0)
+    resets = [WallResponse(200, {"5h-reset": at}, True) for at in ("59", "60")]
+    actions = [respond_in_lane(first, response, None, 0).action for response in resets]
+    assert [action.reason for action in actions] == [None, LaneEnd.RESET]
 
 
 def test_a_busy_slot_waits_within_window_budget_and_jitter() -> None:
@@ -165,6 +170,13 @@ def test_a_busy_slot_waits_within_window_budget_and_jitter() -> None:
     short = replace(LANE, max_wait_ms=50_000)
     assert respond(busy, WINDOW, short).action.reason is LaneEnd.MAX_WAIT
     assert respond(busy, replace(WINDOW, since=950_001), short).action.delay_ms == 1
+
+
+def test_a_window_that_began_with_the_lane_goes_on() -> None:
+    busy, begun = WallResponse(429, {"slow-status": "slot_busy"}, True), WaitWindow(0, 1)
+    waited = respond_in_lane(replace(LANE, accepted_at=0), busy, begun, 5).window
+    assert waited is not None
+    assert (waited.since, waited.attempts) == (0, 2)
 
 
 @pytest.mark.parametrize(("verdict", "waits"), [("", True), ("active", True), ("off", False)])
@@ -280,7 +292,21 @@ def test_an_announced_time_ahead_beats_the_memory(raw: object, not_before: int) 
 def test_the_rows_longest_untouched_go_first() -> None:
     lanes = [Lane("p", name, touched_at=at) for name, at in (("a", 3), ("b", 1), ("d", 2), ("c", 2))]
     assert [lane.connection for lane in surplus(lanes, 1)] == ["b", "c", "d"]
-    assert surplus(lanes, 4) == []
+    assert surplus(lanes, 4) == surplus(lanes, 6) == []
     assert Lane("p", "a", touched_at=9).is_default
     assert not IDLE.is_default
     assert (IDLE.generation, Lane.default(IDLE.key)) == (1, Lane("claude", "c"))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_when_it_is_offered_again_may_stand_inside_or_beside_the_offer(inside: bool) -> None:
+    told, block = {"next_available_at": 2_000}, {"eligible": False}
+    body = {"juniper_tide": {**block, **told}} if inside else {"juniper_tide": block, **told}
+    assert answer(ClaimStep.STATUS, 200, **body).lane.not_before == 2_000_000
+    assert limit_reset._announced({"next_available_at": True}) is None
+
+
+def test_an_answer_away_from_the_wall_keeps_the_window_of_the_request() -> None:
+    found = limit_reset.respond(IDLE, CONTEXT, wall(200), WINDOW, NOW, "k")
+    assert (found.window, found.action) == (WINDOW, usage_wall.NONE)
+    assert limit_reset.NOT_OFFERED_MS == (60_000, 8 * 86_400_000)

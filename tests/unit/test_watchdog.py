@@ -109,6 +109,13 @@ def test_nothing_and_enough_to_measure_are_judged_too_little_is_not(size: int, v
     assert last(QUICK, (0, 0), (900, size), (1_000, 0)) is verdict
 
 
+def test_a_window_of_less_than_a_second_counts_as_a_second() -> None:
+    short = QUICK._replace(window_ms=500, min_useful_bytes_per_second=1_000)
+
+    assert last(short, (0, 0), (499, 999), (500, 0)) is Verdict.ABORT
+    assert last(short, (0, 0), (499, 1_000), (500, 0)) is Verdict.CONTINUE
+
+
 def test_a_sample_of_exactly_the_age_of_the_window_stays_and_an_older_one_goes() -> None:
     assert play(QUICK, (0, 0), (1_000, 50), (2_000, 0))[0].window_bytes == 50
     state, verdicts = play(QUICK, (0, 0), (1_000, 50), (2_001, 0))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy_service.domain import cooldown
-from policy_service.domain.connection_state import TERMINAL_STATES, ConnectionState
+from policy_service.domain import cooldown, lockout
+from policy_service.domain.connection_state import TERMINAL_STATES
+from policy_service.domain.lockout import ModelLockState
 from tests.vectors.account_world import AccountWorld, same
+from tests.vectors.rows import connection_field, is_eligible
 
 Expect = Mapping[str, Any]
 
@@ -36,21 +38,8 @@ def check_connection(world: AccountWorld, name: str, wanted: Expect) -> None:
     """Compare one connection row."""
     row = world.row(name)
     for field, value in wanted.items():
-        same(f"{name}.{field}", _FIELDS[field](world, row), value)
-
-
-def _relative(world: AccountWorld, instant: int | None) -> int | None:
-    return None if instant is None else instant - world.base
-
-
-_FIELDS: Mapping[str, Callable[[AccountWorld, ConnectionState], object]] = {
-    "test_status": lambda world, row: row.test_status,
-    "rate_limited_until_ms": lambda world, row: _relative(world, row.rate_limited_until),
-    "backoff_level": lambda world, row: row.backoff_level,
-    "last_error_set": lambda world, row: bool(row.last_error),
-    "error_code": lambda world, row: int(row.error_code) if row.error_code else None,
-    "writes": lambda world, row: world.writes,
-}
+        seen = world.writes if field == "writes" else connection_field(row, field, world.base)
+        same(f"{name}.{field}", seen, value)
 
 
 def _connections(world: AccountWorld, wanted: Expect, now: int, model: str) -> None:
@@ -59,26 +48,29 @@ def _connections(world: AccountWorld, wanted: Expect, now: int, model: str) -> N
 
 
 def _model_lock(world: AccountWorld, wanted: Expect | None, now: int, model: str) -> None:
+    """`null`: none for the model of the newest failure; none at all where it named none."""
+    if not model:
+        held = [row for row in world.locks() if lockout.is_locked(row, now)]
+        return same("model_lock", held, []) if wanted is None else _lock_shown(held[0], wanted, now)
+    lock = world.lock(model, now, world.last_connection)
     if wanted is None:
-        held = [row for row in world.locks() if row.until is not None and now <= row.until]
-        return same("model_lock", held, [])
-    lock = world.lock(model, now)
+        return same("model_lock", lock, None)
     assert lock is not None, f"model {model!r} is not locked"
+    return _lock_shown(lock, wanted, now)
+
+
+def _lock_shown(lock: ModelLockState, wanted: Expect, now: int) -> None:
     assert lock.until is not None
     shown = {
+        "locked": True,
         "key": lock.written_as,
         "reason": lock.reason,
         "remaining_ms": lock.until - now,
         "failure_count": lock.failure_count,
+        "hint_source": lock.hint_source or None,
     }
     for name, value in wanted.items():
         same(f"model_lock.{name}", shown[name], value)
-    return None
-
-
-def _eligible(world: AccountWorld, wanted: bool, now: int, model: str) -> None:
-    row = world.row()
-    same("eligible", not (row.is_terminal or cooldown.is_cooling(row, now)), wanted)
 
 
 _READERS: Mapping[str, Callable[[AccountWorld, Any, int, str], None]] = {
@@ -87,7 +79,7 @@ _READERS: Mapping[str, Callable[[AccountWorld, Any, int, str], None]] = {
     "connection": lambda world, wanted, now, model: check_connection(world, "c1", wanted),
     "connections": _connections,
     "model_lock": _model_lock,
-    "eligible": _eligible,
+    "eligible": lambda w, wanted, now, m: same("eligible", is_eligible(w.row(), now), wanted),
     "cooling": lambda w, wanted, now, m: same("cooling", cooldown.is_cooling(w.row(), now), wanted),
     "remaining_ms": lambda w, wanted, now, m: same("remaining_ms", cooldown.remaining_ms(w.row(), now), wanted),
     "health_score": lambda w, wanted, now, m: same("health_score", cooldown.health_score(w.row(), now), wanted),

@@ -1,7 +1,7 @@
 """A small world for the vectors of connections, terminal states, model locks and the egress lock.
 
-One book of rows, one catalogue, no store: outcomes are parsed, restated, guarded, classified and handed to the
-failure algorithm as the service does it. Times of vectors are relative to `base`.
+One book of rows, one catalogue, no store: outcomes are parsed and folded as the service folds them. Times of vectors
+are relative to `base`.
 """
 
 from __future__ import annotations
@@ -13,33 +13,36 @@ from typing import Any
 
 from policy_service.application import connection_acts as acts
 from policy_service.application.connection_case import Attempt
-from policy_service.application.connection_locks import LockWriter, decay_locks, lock_for_pool
-from policy_service.application.connection_plan import (
-    ConnectionAnswer,
-    fail_connection,
-    rotation_failures,
-    succeed_connection,
-)
-from policy_service.domain import cooldown, error_types, guards, lockout, lockout_upkeep
+from policy_service.application.connection_locks import LockWriter, decay_locks
+from policy_service.application.events import OutcomeEvent
+from policy_service.application.report_plan import FoldResult, fold
+from policy_service.domain import breaker, cooldown, guards, lockout, lockout_upkeep
+from policy_service.domain.breaker import BreakerState, Override, State
 from policy_service.domain.catalogue import Catalogue, Connection, OperatorRule, Provider, ProviderDirectory
-from policy_service.domain.classification import classify, resolve
 from policy_service.domain.connection_state import ConnectionState
 from policy_service.domain.decision_record import DecisionRecord
 from policy_service.domain.egress import EgressSighting
 from policy_service.domain.facts import Cause, Fact, FactLog
-from policy_service.domain.ids import AuthClass
+from policy_service.domain.ids import AuthClass, ConnectionId, ModelId, ProviderId, Target
 from policy_service.domain.lockout import Decay, LockEvidence, ModelLockState, Place
-from policy_service.domain.outcome import CallKind, Outcome, UsageCounters
+from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.restatement import restate
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
 from policy_service.storage.codec import row_codec
+from tests.vectors.rows import (
+    CONNECTION_FLAGS,
+    connection_row,
+    connection_writes,
+    network_error_of,
+    profile_numbers,
+    stored_settings,
+)
 
-_FLAGS = ("disable_cooling", "passthrough_models", "spare_keys", "base_url_is_local")
 _LADDER_NAMES = ("base_cooldown_ms", "max_backoff_steps", "honor_upstream_hints")
-_BREAKING = frozenset({"OPEN", "HALF_OPEN"})
+_FAR_OFF_MS = 10**12
 
 
 def epoch_ms(value: object) -> int:
@@ -67,9 +70,6 @@ class Answer:
     error_type: str = ""
 
 
-_WHEN_HEARD: Mapping[str, Any] = {"failure_heard_at": None, "last_event_at": None}
-
-
 class AccountWorld:
     """Rows, catalogue and clock of one vector."""
 
@@ -80,10 +80,10 @@ class AccountWorld:
         self.facts: list[Fact] = []
         self.writes = 0
         self.events = 0
-        self.breaker_blocks = given.get("breaker_state") in _BREAKING
         self.connections = self._declared()
         self.policy = self._policy(given.get("operator_rules", ()))
         self.last: Answer | None = None
+        self.last_connection = "c1"
         self.written_key = ""
         self._seed()
 
@@ -92,7 +92,9 @@ class AccountWorld:
         named = self.given.get("connections")
         if named is None:
             row = self.given.get("connection", {})
-            named = {"c1": {"provider": self.given.get("provider", "acme"), **(row if isinstance(row, dict) else {})}}
+            own = {"provider": self.given.get("provider", "acme"), **(row if isinstance(row, dict) else {})}
+            others = {lock["connection"] for lock in self.given.get("locks", ()) if "connection" in lock}
+            named = {**{name: {"provider": own["provider"]} for name in sorted(others)}, "c1": own}
         return {name: self._connection(name, entry) for name, entry in named.items()}
 
     def _connection(self, name: str, entry: Mapping[str, Any]) -> Connection:
@@ -103,11 +105,13 @@ class AccountWorld:
             auth_class=auth_of(self.given.get("auth_class")),
             node_clock_zone=clock.get("zone"),
             node_clock_hour=clock.get("hour"),
-            **{flag: entry[flag] for flag in _FLAGS if flag in entry},
+            **{flag: entry[flag] for flag in CONNECTION_FLAGS if flag in entry},
         )
 
     def _policy(self, operator_rules: Any) -> Policy:
-        settings = {"daily_reset_zone": self.given.get("zone", "UTC"), **self.given.get("settings", {})}
+        settings = stored_settings(
+            {"daily_reset_zone": self.given.get("zone", "UTC"), **self.given.get("settings", {})}
+        )
         rules = tuple(OperatorRule(**rule) for rule in operator_rules)
         catalogue = Catalogue(
             providers=self._providers(), connections=self.connections, operator_rules=rules, stored_settings=settings
@@ -119,7 +123,7 @@ class AccountWorld:
         overrides = self.given.get("profile")
         if overrides:
             entry = ProviderDirectory(providers).get(self.given["provider"])
-            named = {self._profile_name(name): value for name, value in overrides.items()}
+            named = profile_numbers(overrides, self._profile_name)
             providers = {**providers, entry.id: replace(entry, profile={**entry.profile, **named})}
         return providers
 
@@ -133,8 +137,10 @@ class AccountWorld:
         for name, entry in (self._rows_given()).items():
             if isinstance(entry, dict):
                 self._seed_connection(name, entry)
+        if "breaker_state" in self.given:
+            self._seed_breaker(self.given["breaker_state"])
         if "counter" in self.given:
-            counter = self.given["counter"]
+            counter = {"model": self._first_model(), **self.given["counter"]}
             row = self._exact_row(counter["model"])
             failed_at = self.base + counter["last_failure_at_ms"]
             self._store(
@@ -149,28 +155,19 @@ class AccountWorld:
         for lock in self.given.get("locks", ()):
             self._seed_lock(lock)
 
+    def _seed_breaker(self, state: str) -> None:
+        """The provider's breaker; an OPEN one stays so for as long as a vector may last."""
+        override = Override.FORCE_OPEN if state == "force_open" else Override.NONE
+        reopen_at = self.base + _FAR_OFF_MS if state == "OPEN" else None
+        row = BreakerState(self.provider(), state=State("CLOSED" if override else state), override=override)
+        self._store(replace(row, last_failure_at=self.base, reopen_at=reopen_at))
+
+    def _first_model(self) -> str:
+        return next((step["model"] for step in self.given.get("steps", ()) if "model" in step), "m1")
+
     def _seed_connection(self, name: str, entry: Mapping[str, Any]) -> None:
         provider = self.policy.canonical(self.connections[name].provider)
-        until = self.stored(entry.get("rate_limited_until_ms"))
-        failed_at = self.stored(entry.get("last_error_at_ms"))
-        self._store(
-            ConnectionState(
-                provider,
-                name,
-                test_status=entry.get("test_status", "active"),
-                generation=entry.get("generation", 1),
-                rate_limited_until=until,
-                limited_since=failed_at if until is not None else None,
-                hint_source=entry.get("hint_source", ""),
-                backoff_level=entry.get("backoff_level", 0),
-                last_error=entry.get("last_error", ""),
-                last_error_at=failed_at,
-                token_expires_at=self.stored(entry.get("token_expires_at_ms")),
-                quota_reset_at=self.stored(entry.get("quota_reset_at_ms")),
-                retry_attempts=entry.get("attempts", 0),
-                retry_at=self.stored(entry.get("last_attempt_at_ms")),
-            )
-        )
+        self._store(connection_row(provider, name, entry, self.base))
         for seen in entry.get("egress", ()):
             self._store(EgressSighting(provider, name, seen["ip"], self.base + seen["at_ms"]))
 
@@ -243,104 +240,103 @@ class AccountWorld:
     def attempt(self, step: Mapping[str, Any]) -> Attempt:
         """Circumstances of a step's outcome."""
         at = self.at(step)
+        blocked = breaker.blocks(StateBook(self.rows).get(BreakerState, self.provider(), ""), at)
+        return Attempt(at, self._begun(step), permit_id=step.get("permit_id", ""), breaker_blocks=blocked)
+
+    def _begun(self, step: Mapping[str, Any]) -> int:
         started = step.get("started_at_ms")
-        begun = at if started is None else self.base + started
-        return Attempt(at, begun, permit_id=step.get("permit_id", ""), breaker_blocks=self.breaker_blocks)
+        return self.at(step) if started is None else self.base + int(started)
 
     def outcome(self, step: Mapping[str, Any]) -> Outcome:
         """Parsed and restated outcome of a step."""
+        outcome = self.reported(step)
+        if outcome.is_success or outcome.status is None:
+            return outcome
+        provider = self.profile(outcome.connection).provider
+        return outcome._replace(status=restate(provider, outcome.status, outcome.message, outcome.body, None).status)
+
+    def reported(self, step: Mapping[str, Any]) -> Outcome:
+        """Parsed outcome of a step, as the gateway reports it."""
         connection = step.get("connection", "c1")
         connection = connection if isinstance(connection, str) else "c1"
         body = step.get("body")
         text = str(step.get("text") or "")
         usage = step.get("usage_counters")
+        status = step.get("status", 200)
         raw = RawOutcome(
-            status=step.get("status", 200),
-            network_error=step.get("network_error", ""),
+            status=status if isinstance(status, int) else None,
+            network_error=network_error_of(step),
             headers=tuple((str(k), str(v)) for k, v in step.get("headers", {}).items()),
             body=json.dumps(body, ensure_ascii=False) if body is not None else text,
             code=step.get("code", ""),
             type=step.get("type", ""),
+            name=step.get("name", ""),
             message=text if body is not None else "",
+            origin=Origin(step.get("origin", "")),
+            failure_kind=step.get("failure_kind", ""),
+            inner_status=step.get("inner_status"),
             provider=self.provider(connection),
             connection=connection,
             model=step.get("model", ""),
             call_kind=CallKind(step.get("call_kind", "client")),
             pool_attempt=step.get("pool_attempt", False),
+            next_target_same_provider=step.get("next_target_same_provider", False),
             persist=step.get("persist", True),
+            egress_address=step.get("egress_address", ""),
             usage=UsageCounters(**usage) if usage else None,
             first_output_ms=step.get("first_output_ms"),
         )
-        outcome = parse_outcome(raw)
-        if outcome.is_success or outcome.status is None:
-            return outcome
-        restated = restate(self.profile(connection).provider, outcome.status, outcome.message, outcome.body, None)
-        return outcome._replace(status=restated.status)
+        return parse_outcome(raw)
+
+    def event(self, step: Mapping[str, Any]) -> OutcomeEvent:
+        """A report without a decision."""
+        outcome = self.reported(step)
+        self.events += 1
+        target = Target(ProviderId(outcome.provider), ConnectionId(outcome.connection), ModelId(outcome.model))
+        return OutcomeEvent(
+            f"e{self.events}",
+            self.at(step),
+            target,
+            outcome,
+            self._begun(step),
+            early_probe=step.get("permit_id", ""),
+            replica="r1",
+        )
 
     def log(self, step: Mapping[str, Any]) -> FactLog:
         """Fact log of one event."""
         self.events += 1
         return FactLog(Cause(f"e{self.events}", self.at(step), replica="r1", status=step.get("status")))
 
-    def commit(self, book: StateBook, log: FactLog) -> None:
+    def commit(self, book: StateBook, log: FactLog | FoldResult) -> None:
         """Take over what a fold has written."""
-        self.writes += sum(self._is_write(row) for row in book.changes.values())
+        self.writes += connection_writes(self.rows, book.changes.values())
         locks = [row for row in book.changes.values() if isinstance(row, ModelLockState)]
         if locks:
             self.written_key = locks[-1].written_as or locks[-1].key_kind
         self.rows.update(book.changes)
         self.facts.extend(log.facts)
 
-    def _is_write(self, row: Row) -> bool:
-        """A connection row whose status, timer, level or error fields are written (the table of section 4). When a
-        failure was last heard of is none of them; README ruling 9 needs it, also of failures that count for nothing."""
-        if not isinstance(row, ConnectionState):
-            return False
-        before = StateBook(self.rows).get(ConnectionState, row.provider, row.connection)
-        return replace(row, **_WHEN_HEARD) != replace(before, **_WHEN_HEARD)
-
     def failure(self, step: Mapping[str, Any]) -> Answer:
-        """One failure through guards, classification, failure algorithm and pool lockout."""
+        """One failure through the whole fold."""
         if "operator_rules" in step:
             self.policy = self._policy(step["operator_rules"])
         for _ in range(step.get("concurrent", 1)):
-            self.last = self._fail_once(step)
+            self.last = _shown(self._fold(step))
+        self.last_connection = step.get("connection", "c1") if isinstance(step.get("connection", "c1"), str) else "c1"
         assert self.last is not None
         return self.last
 
-    def _fail_once(self, step: Mapping[str, Any]) -> Answer:
-        outcome, attempt = self.outcome(step), self.attempt(step)
-        policy = self.profile(outcome.connection)
-        guard = guards.local_guard(outcome, policy)
-        log, book = self.log(step), StateBook(self.rows)
-        c = classify(outcome, policy, attempt.at, rotation_failures(book, outcome, policy, attempt.at))
-        if guard:
-            answer = Answer(guards.guard_allows_fallback(guard), 0, record=resolve(c, 0, policy))
-            locked: frozenset[Key] = frozenset()
-            record = resolve(c, 0, policy)
-        else:
-            result = fail_connection(book, outcome, c, policy, self.policy, attempt, log)
-            answer, locked, record = _shown(result), result.locked, result.record
-        lock_for_pool(
-            book,
-            outcome,
-            c.hint,
-            record,
-            policy,
-            attempt,
-            log,
-            request_scoped=bool(guard),
-            about_model=error_types.provider_does_not_serve(outcome),
-            already=locked,
-        )
-        self.commit(book, log)
-        return answer
+    def _fold(self, step: Mapping[str, Any]) -> FoldResult:
+        book = StateBook(self.rows)
+        result = fold(book, self.event(step), self.policy)
+        self.commit(book, result)
+        return result
 
     def success(self, step: Mapping[str, Any]) -> Decay:
         """One success."""
-        outcome, log, book = self.outcome(step), self.log(step), StateBook(self.rows)
-        answer = succeed_connection(book, outcome, self.profile(outcome.connection), self.attempt(step), log)
-        self.commit(book, log)
+        answer = self._fold(step).success
+        assert answer is not None
         return answer.decay
 
     def record(self, step: Mapping[str, Any]) -> None:
@@ -379,15 +375,18 @@ class AccountWorld:
         self.commit(book, log)
 
 
-def _shown(result: ConnectionAnswer) -> Answer:
+def _shown(result: FoldResult) -> Answer:
+    answer = result.connection
+    if answer is None:
+        return Answer(guards.guard_allows_fallback(result.guard), 0, record=result.record)
     return Answer(
-        result.fallback,
-        result.cooldown_ms,
-        result.base_cooldown_ms,
-        result.reason,
-        result.retry_hint_source,
-        result.record,
-        result.error_type,
+        answer.fallback,
+        answer.cooldown_ms,
+        answer.base_cooldown_ms,
+        answer.reason,
+        answer.retry_hint_source,
+        answer.record,
+        answer.error_type,
     )
 
 

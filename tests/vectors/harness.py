@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 
 DATA = Path(__file__).parent / "data"
+OWN = Path(__file__).parent / "own"
+"""Vectors of the project's own for sentences of the specification that those of `DATA` leave untested."""
 Vector = dict[str, Any]
 
 
@@ -54,7 +56,7 @@ class Report:
 
 def vectors(folder: Path) -> Iterator[tuple[Path, Vector]]:
     """Every vector below a folder, with its file."""
-    for path in sorted(folder.rglob("*.yaml")):
+    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
         for vector in load(path):
             yield path, vector
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from policy_service.application import connection_acts as acts
@@ -10,24 +10,39 @@ from policy_service.domain.cooldown import RecoveryView
 from policy_service.domain.state import StateBook
 from tests.vectors.account_checks import check
 from tests.vectors.account_world import AccountWorld, same
+from tests.vectors.step_fields import ACCOUNT as FIELDS
+from tests.vectors.step_fields import ACCOUNT_GIVEN, check_fields, check_given
 
 Step = Mapping[str, Any]
 
 
 def run(vector: dict[str, Any]) -> None:
     """Raise AssertionError where the world differs from `expect`."""
+    check_given(vector["given"], ACCOUNT_GIVEN)
     world = AccountWorld(vector["given"])
-    model = ""
-    now = world.base
-    for step in vector["steps"]:
+    play(world, vector["steps"])
+    finish(world, vector["steps"], vector["expect"])
+
+
+def play(world: AccountWorld, steps: Sequence[Step]) -> None:
+    """The steps, each with its own expectations."""
+    for number, step in enumerate(steps, 1):
+        check_fields(step, FIELDS)
         seen = EVENTS[step["event"]](world, step)
-        model = step.get("model", model)
-        now = world.at(step)
         expected = dict(step.get("expect", {}))
         for name in set(expected) & set(seen):
             same(name, seen[name], expected.pop(name))
-        check(world, expected, now, model)
-    check(world, vector["expect"], now, model)
+        check(world, expected, world.at(step), _model(steps[:number]))
+
+
+def finish(world: AccountWorld, steps: Sequence[Step], expect: Mapping[str, Any]) -> None:
+    """The expectations at the instant of the last step."""
+    check(world, expect, world.at(steps[-1]) if steps else world.base, _model(steps))
+
+
+def _model(steps: Sequence[Step]) -> str:
+    """Model of the newest step that names one."""
+    return next((str(step["model"]) for step in reversed(steps) if "model" in step), "")
 
 
 def _failure(world: AccountWorld, step: Step) -> Step:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy_service.domain import lockout_upkeep
+from policy_service.domain import lockout, lockout_upkeep
+from policy_service.domain.lockout import Place
+from policy_service.domain.state import StateBook
 from tests.vectors.account_world import AccountWorld, same
+from tests.vectors.step_fields import ACCOUNT_GIVEN, LOCKS, check_fields, check_given
 
 Step = Mapping[str, Any]
 
 
 def run(vector: dict[str, Any]) -> None:
     """Raise AssertionError where the world differs from `expect`."""
-    world = AccountWorld(vector["given"])
+    check_given(vector["given"], ACCOUNT_GIVEN)
+    world = AccountWorld({**vector["given"], "steps": vector["steps"]})
     now = world.base
     seen: Step = {}
     for step in vector["steps"]:
+        check_fields(step, LOCKS)
         seen = _EVENTS[step["event"]](world, step)
         now = world.at(step)
         _check(world, step.get("expect", {}), now, seen, step.get("model", ""))
@@ -40,8 +46,14 @@ def _remaining(world: AccountWorld, model: str, now: int) -> int:
 
 
 def _effective(world: AccountWorld, name: str, now: int) -> object:
+    """A setting as the mechanism reads it; what its profile does not hold, as it resolves."""
     profile = world.profile().lockout
-    return getattr(profile, _EFFECTIVE.get(name, name.removeprefix("model_lockout.")))
+    held = dataclasses.asdict(profile) | {
+        f"slow_first_output.{field}": value for field, value in dataclasses.asdict(profile.slow_first_output).items()
+    }
+    own = _EFFECTIVE.get(name, name.removeprefix("model_lockout."))
+    value = held[own] if own in held else world.policy.setting(name)
+    return sorted(value) if isinstance(value, (set, frozenset)) else list(value) if isinstance(value, tuple) else value
 
 
 _EFFECTIVE = {"model_lockout.enabled": "pool_enabled"}
@@ -76,9 +88,12 @@ def _success(world: AccountWorld, step: Step) -> Step:
 
 
 def _read(world: AccountWorld, step: Step) -> Step:
-    if step.get("provider") in (None, world.given.get("provider")):
-        return {}
-    return {"locked": False, "remaining_ms": 0}
+    provider = world.policy.canonical(step.get("provider", world.provider()))
+    entry = world.policy.for_connection(provider).provider
+    place = Place(provider, step.get("connection", "c1"), step["model"], entry)
+    lock = lockout.longest_lock(lockout.lock_rows(StateBook(world.rows), place), world.at(step))
+    until = lock.until if lock else None
+    return {"locked": lock is not None, "remaining_ms": 0 if until is None else until - world.at(step)}
 
 
 def _delete(world: AccountWorld, step: Step) -> Step:

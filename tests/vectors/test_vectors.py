@@ -1,4 +1,4 @@
-"""The project's copy of every vector passes."""
+"""The project's copy of every vector passes, and so do the vectors of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.vectors.harness import DATA, Vector, kind_of, runner, vectors
+from tests.vectors.harness import DATA, OWN, Vector, kind_of, runner, vectors
 
-CASES = [(path, vector) for path, vector in vectors(DATA) if kind_of(path)]
+CASES = [(path, vector) for folder in (DATA, OWN) for path, vector in vectors(folder) if kind_of(path)]
 
 
 @pytest.mark.parametrize(("path", "vector"), CASES, ids=[f"{p.stem}-{v['id']}" for p, v in CASES])

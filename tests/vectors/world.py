@@ -6,9 +6,7 @@ Selections acquire and outcomes fold through the same pure functions as the serv
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,22 +21,29 @@ from policy_service.domain import lockout, setting_specs
 from policy_service.domain.breaker import KIND_FIELDS, BreakerState, Override, ProbePermit, State
 from policy_service.domain.breaker_controls import load_row, read_state
 from policy_service.domain.breaker_probe import ProbeRequest, Verdict
-from policy_service.domain.catalogue import Catalogue, Connection
+from policy_service.domain.catalogue import Catalogue, Connection, OperatorRule
 from policy_service.domain.connection_state import ConnectionState
 from policy_service.domain.cooldown import RecoveryView
 from policy_service.domain.facts import Cause, Fact, FactLog
 from policy_service.domain.ids import AuthClass, ConnectionId, Generations, Instant, ModelId, ProviderId, Target
 from policy_service.domain.lockout import ModelLockState, Place
-from policy_service.domain.outcome import CallKind, Origin, Outcome
+from policy_service.domain.outcome import CallKind, Origin, Outcome, UsageCounters
 from policy_service.domain.outcome_parsing import RawOutcome, parse_outcome
 from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.profiles import KindThreshold
 from policy_service.domain.settings import REGISTRY
 from policy_service.domain.state import Key, Row, StateBook
 from policy_service.settings.provider_data import builtin_providers
+from tests.vectors.rows import (
+    CONNECTION_FLAGS,
+    connection_row,
+    connection_writes,
+    network_error_of,
+    row_from,
+    stored_settings,
+)
 
 Given = Mapping[str, Any]
-_RANGE = re.compile(r"^(.*)\{(\d+)\.\.(\d+)\}(.*)$")
 assert setting_specs.CLASSES
 
 
@@ -67,25 +72,6 @@ class Decision:
     early_probe: str = ""
 
 
-def expand(name: str) -> list[str]:
-    """`p{1..3}` is p1, p2, p3."""
-    found = _RANGE.match(name)
-    if found is None:
-        return [name]
-    head, first, last, tail = found.groups()
-    return [f"{head}{n}{tail}" for n in range(int(first), int(last) + 1)]
-
-
-def row_from(row: Any, given: Given) -> Any:
-    """`row` with the fields of a vector laid over it; times carry `_ms` there."""
-    names = {field.name for field in dataclasses.fields(row)}
-    return replace(row, **{_field(name, names): value for name, value in given.items()})
-
-
-def _field(name: str, names: set[str]) -> str:
-    return name if name in names else name.removesuffix("_ms")
-
-
 class World:
     """Rows, policy, decisions and facts of one vector."""
 
@@ -95,6 +81,7 @@ class World:
         self.settings: dict[str, Any] = dict(given.get("settings", {}))
         if "enabled" in given:
             self.settings["provider_cooldown.enabled"] = given["enabled"]
+        self.operator_rules: list[Given] = list(given.get("operator_rules", ()))
         self.policy = self._policy()
         self.provider = self.policy.canonical(given.get("provider", "acme"))
         self.rows: dict[Key, Row] = {}
@@ -103,6 +90,8 @@ class World:
         self.answers: dict[str, FoldResult] = {}
         self.draws: list[float] = list(given.get("random", ()))
         self.replicas: list[str] = list(given.get("replicas", ["r1"]))
+        self.writes = 0
+        self.written_key = ""
         self._number = 0
         self._seed()
 
@@ -117,18 +106,31 @@ class World:
 
     def _policy(self) -> VectorPolicy:
         config = {name: value for name, value in self.config.items() if name != "kind_thresholds"}
-        stored = {self._setting_name(name): value for name, value in config.items()} | self.settings
+        stored = stored_settings({self._setting_name(name): value for name, value in config.items()} | self.settings)
         providers = builtin_providers()
-        connections = {
-            f"c{n}": Connection(id=f"c{n}", provider=self.given.get("provider", "acme"), auth_class=self.auth_class)
-            for n in range(1, int(self.given.get("provider_connections", 0)) + 1)
-        }
-        catalogue = Catalogue(providers=providers, connections=connections, stored_settings=stored)
+        names = [f"c{n}" for n in range(1, int(self.given.get("provider_connections", 0)) + 1)]
+        flags = self._flags()
+        connections = {name: self._declared(name, {}) for name in names} | (
+            {"c1": self._declared("c1", flags)} if flags else {}
+        )
+        rules = tuple(OperatorRule(**rule) for rule in self.operator_rules)
+        catalogue = Catalogue(
+            providers=providers, connections=connections, operator_rules=rules, stored_settings=stored
+        )
         policy = VectorPolicy(catalogue, environment=self.given.get("env", {}))
         policy.kind_thresholds = {
             kind: KindThreshold(**rule) for kind, rule in self.config.get("kind_thresholds", {}).items()
         }
         return policy
+
+    def _flags(self) -> Mapping[str, Any]:
+        """Traits of c1 that are declared and not stored."""
+        traits = self.given.get("connection")
+        own = traits if isinstance(traits, dict) else {}
+        return {flag: own[flag] for flag in CONNECTION_FLAGS if flag in own}
+
+    def _declared(self, name: str, flags: Mapping[str, Any]) -> Connection:
+        return Connection(id=name, provider=self.given.get("provider", "acme"), auth_class=self.auth_class, **flags)
 
     def _setting_name(self, name: str) -> str:
         by_class = f"breaker.{self._class_name()}.{name}"
@@ -145,8 +147,8 @@ class World:
         if state:
             self._seed_breaker(state)
         if isinstance(self.given.get("connection"), dict):
-            row = row_from(ConnectionState(self.provider, "c1"), self.given["connection"])
-            self.rows[row.key] = replace(row, limited_since=row.last_error_at)
+            row = connection_row(self.provider, "c1", self.given["connection"])
+            self.rows[row.key] = row
         for lock in self.given.get("locks", ()):
             self._seed_lock(lock)
         if "counter" in self.given:
@@ -161,11 +163,14 @@ class World:
         self.rows[row.key] = replace(row, half_open_round=row.generation, permits=permits)
 
     def _permit(self, number: int, given: Given, generation: int) -> ProbePermit:
-        blank = ProbePermit(f"stored-{number}", generation, generation, "r1", "", 0, 0)
-        permit: ProbePermit = row_from(blank, given)
+        permit: ProbePermit = row_from(ProbePermit(f"stored-{number}", generation, generation, "r1", "", 0, 0), given)
         return permit
 
     def _seed_lock(self, lock: Given) -> None:
+        for n in range(1, int(lock.get("generated", 1)) + 1):
+            self._seed_one_lock({**lock, "model": lock["model"].replace("{n}", str(n))})
+
+    def _seed_one_lock(self, lock: Given) -> None:
         place = self.place(lock["model"], lock.get("connection", "c1"))
         row = lockout.lock_row(self.book(), place, lockout.key_of(lock["key"], place.entry, lock["model"]))
         since, source = lock.get("locked_at_ms", 0), lock.get("hint_source", "")
@@ -203,9 +208,13 @@ class World:
         """Where the locks of a model lie."""
         return Place(self.provider, connection, model, self.profile(connection).provider)
 
-    def lock(self, model: str, now: Instant) -> ModelLockState | None:
+    def lock(self, model: str, now: Instant, connection: str = "c1") -> ModelLockState | None:
         """Lock in force that ends last."""
-        return lockout.longest_lock(lockout.lock_rows(self.book(), self.place(model)), now)
+        return lockout.longest_lock(lockout.lock_rows(self.book(), self.place(model, connection)), now)
+
+    def locks(self) -> list[ModelLockState]:
+        """Every row of a model lock."""
+        return [row for row in self.rows.values() if isinstance(row, ModelLockState)]
 
     # -- selections --------------------------------------------------------------------------------------
     def admit(self, step: Given, name: str, now: Instant, replica: str = "") -> Admission:
@@ -257,8 +266,7 @@ class World:
         result = fold(book, event, self.policy, self._next_draw(), now=now, replicas=len(self.replicas))
         if any(fact.to_state == State.OPEN for fact in result.facts):
             self.draws = self.draws[1:]
-        self.rows.update(book.changes)
-        self.facts.extend(result.facts)
+        self.commit(book, result)
         self.answers[event.event_id] = result
         return result
 
@@ -295,7 +303,7 @@ class World:
         text = str(step.get("text") or "")
         raw = RawOutcome(
             status=status if isinstance(status, int) else None,
-            network_error=step.get("network_error", ""),
+            network_error=network_error_of(step),
             headers=tuple((str(k), str(v)) for k, v in step.get("headers", {}).items()),
             body=json.dumps(body, ensure_ascii=False) if body is not None else text,
             code=step.get("code", ""),
@@ -319,6 +327,7 @@ class World:
             own_timeout=step.get("own_timeout", False),
             first_output_ms=step.get("first_output_ms"),
             token_expires_at=step.get("token_expires_at_ms"),
+            usage=UsageCounters(**step["usage_counters"]) if "usage_counters" in step else None,
         )
         return parse_outcome(raw)
 
@@ -358,6 +367,11 @@ class World:
         self.settings.update(settings)
         self.policy = self._policy()
 
+    def set_rules(self, rules: list[Given]) -> None:
+        """The operator's rules from now on."""
+        self.operator_rules = list(rules)
+        self.policy = self._policy()
+
     def restart(self) -> None:
         """A replica with an empty memory: everything it knows it reads from the database."""
         from policy_service.storage.rows import decode_row, encode_row
@@ -371,8 +385,11 @@ class World:
         self._number += 1
         return FactLog(Cause(f"act-{self._number}", now, replica=replica, decision_id=name, actor="operator"))
 
-    def commit(self, book: StateBook, facts: FactLog) -> None:
+    def commit(self, book: StateBook, facts: FactLog | FoldResult) -> None:
         """Take over what a fold wrote."""
+        self.writes += connection_writes(self.rows, book.changes.values())
+        locks = [row for row in book.changes.values() if isinstance(row, ModelLockState)]
+        self.written_key = (locks[-1].written_as or locks[-1].key_kind) if locks else self.written_key
         self.rows.update(book.changes)
         self.facts.extend(facts.facts)
 

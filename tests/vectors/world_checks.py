@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policy_service.domain import breaker, lockout, provider_cooldown
+from policy_service.domain import breaker, cooldown, lockout, provider_cooldown
 from policy_service.domain.breaker import BreakerState, State
 from policy_service.domain.connection_state import ConnectionState
 from policy_service.domain.facts import Fact
 from policy_service.domain.provider_cooldown import ProviderCooldownState
+from tests.vectors.rows import connection_field, is_eligible
 from tests.vectors.world import World
 
 Expect = Mapping[str, Any]
@@ -31,7 +32,7 @@ class Moment:
 def check(moment: Moment, expect: Expect) -> None:
     """Compare every listed key; raise AssertionError where one differs."""
     for name, wanted in expect.items():
-        if name in moment.result:
+        if name in moment.result and name != "answer":
             _same(name, moment.result[name], wanted)
         else:
             reader = READERS.get(name)
@@ -131,33 +132,29 @@ def _history_newest(moment: Moment, wanted: Expect) -> None:
 
 
 # --- the rest -------------------------------------------------------------------------------------------------
+def _row(moment: Moment) -> ConnectionState:
+    """Row of the connection that the step names, else c1."""
+    return moment.world.book().get(ConnectionState, moment.world.provider, moment.connection)
+
+
 def _connection(moment: Moment, wanted: Expect) -> None:
-    world = moment.world
-    row = world.book().get(ConnectionState, world.provider, "c1")
-    shown = {
-        "test_status": row.test_status,
-        "rate_limited_until_ms": row.rate_limited_until,
-        "backoff_level": row.backoff_level,
-        "last_error_set": bool(row.last_error),
-        "streak": row.streak,
-        "generation": row.generation,
-        "active": row.active,
-    }
     for name, value in wanted.items():
-        _same(f"connection.{name}", shown[name], value)
+        seen = moment.world.writes if name == "writes" else connection_field(_row(moment), name)
+        _same(f"connection.{name}", seen, value)
 
 
 def _model_lock(moment: Moment, wanted: Expect | None) -> None:
-    lock = moment.world.lock(moment.model, moment.now)
+    lock = moment.world.lock(moment.model, moment.now, moment.connection)
     if wanted is None:
         assert lock is None, f"model {moment.model!r} is locked until {lock and lock.until}"
         return
     shown: dict[str, Any] = {"locked": lock is not None}
     if lock is not None and lock.until is not None:
         shown |= {"remaining_ms": lock.until - moment.now, "failure_count": lock.failure_count}
-        shown |= {"reason": lock.reason, "key": lock.written_as}
+        shown |= {"reason": lock.reason, "key": lock.written_as, "hint_source": lock.hint_source or None}
     for name, value in wanted.items():
-        _same(f"model_lock.{name}", shown.get(name), value)
+        assert name in shown, f"model_lock.{name}: unknown, or no lock is in force"
+        _same(f"model_lock.{name}", shown[name], value)
 
 
 def _decision(moment: Moment, wanted: Expect) -> None:
@@ -194,12 +191,18 @@ def entry(moment: Moment, connection: str) -> ProviderCooldownState:
     return moment.world.book().get(ProviderCooldownState, moment.world.provider, connection)
 
 
+def cooling_ms(moment: Moment, connection: str) -> int:
+    """Time for which the entry cools; 0 where it does not, and while the mechanism is off."""
+    is_on = moment.world.profile(connection).provider_cooldown.enabled
+    return provider_cooldown.remaining_ms(entry(moment, connection), moment.now) if is_on else 0
+
+
 def _cooling(connection: str) -> Callable[[Moment], bool]:
-    return lambda moment: provider_cooldown.is_cooling(entry(moment, connection), moment.now)
+    return lambda moment: cooling_ms(moment, connection) > 0
 
 
 def _remaining(connection: str) -> Callable[[Moment], int]:
-    return lambda moment: provider_cooldown.remaining_ms(entry(moment, connection), moment.now)
+    return lambda moment: cooling_ms(moment, connection)
 
 
 COOLDOWN: Mapping[str, Callable[[Moment], Any]] = {
@@ -209,7 +212,20 @@ COOLDOWN: Mapping[str, Callable[[Moment], Any]] = {
     "connection_remaining_ms": _remaining("c1"),
     "provider_failures": lambda m: len(entry(m, "").failures),
     "connection_count": lambda m: entry(m, "c1").count,
-    "streak": lambda m: m.world.book().get(ConnectionState, m.world.provider, "c1").streak,
+}
+ACCOUNT: Mapping[str, Callable[[Moment], Any]] = {
+    "streak": lambda m: connection_field(_row(m), "streak"),
+    "active": lambda m: connection_field(_row(m), "active"),
+    "attempts": lambda m: connection_field(_row(m), "attempts"),
+    "terminal": lambda m: connection_field(_row(m), "terminal"),
+    "test_status": lambda m: connection_field(_row(m), "test_status"),
+    "writes": lambda m: m.world.writes,
+    "eligible": lambda m: is_eligible(_row(m), m.now),
+    "cooling": lambda m: cooldown.is_cooling(_row(m), m.now),
+    "health_score": lambda m: cooldown.health_score(_row(m), m.now),
+    "error_type": lambda m: m.result["answer"].error_type or None,
+    "key": lambda m: m.world.written_key,
+    "lock_count": lambda m: sum(row.until is not None for row in m.world.locks()),
 }
 
 
@@ -226,6 +242,14 @@ def _by_model(moment: Moment, name: str, wanted: Mapping[str, Any]) -> None:
         _same(f"{name}.{model}", shown[name], value)
 
 
+def _remaining_ms(moment: Moment, wanted: Any) -> None:
+    """By model, or of the connection's timer."""
+    if isinstance(wanted, Mapping):
+        _by_model(moment, "remaining_ms", wanted)
+    else:
+        _same("remaining_ms", cooldown.remaining_ms(_row(moment), moment.now), wanted)
+
+
 def _failure_count(moment: Moment, wanted: Any) -> None:
     if isinstance(wanted, Mapping):
         _by_model(moment, "failure_count", wanted)
@@ -239,7 +263,7 @@ def _answer(moment: Moment, wanted: Expect) -> None:
 
 
 READERS: Mapping[str, Callable[[Moment, Any], None]] = {
-    **{name: _value(reader, name) for name, reader in {**BREAKER, **COOLDOWN}.items()},
+    **{name: _value(reader, name) for name, reader in {**BREAKER, **COOLDOWN, **ACCOUNT}.items()},
     "state_in": lambda m, wanted: _same("state_in", str(_seen(m).state) in wanted, True),
     "breaker": _breaker,
     "connection": _connection,
@@ -251,5 +275,5 @@ READERS: Mapping[str, Callable[[Moment, Any], None]] = {
     "failure_count": _failure_count,
     "answer": _answer,
     "locked": lambda m, wanted: _by_model(m, "locked", wanted),
-    "remaining_ms": lambda m, wanted: _by_model(m, "remaining_ms", wanted),
+    "remaining_ms": _remaining_ms,
 }

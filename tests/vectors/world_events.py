@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from policy_service.application import connection_acts
 from policy_service.application.admission_plan import Admission
 from policy_service.application.report_plan import FoldResult
-from policy_service.domain import provider_cooldown
-from tests.vectors.world import World, expand, verdict_text
-from tests.vectors.world_checks import Moment, check, entry
+from tests.vectors import world_locks
+from tests.vectors.rows import expand
+from tests.vectors.step_fields import WORLD, WORLD_GIVEN, check_fields, check_given
+from tests.vectors.world import World, verdict_text
+from tests.vectors.world_checks import Moment, check, cooling_ms
 
 Step = Mapping[str, Any]
 Result = dict[str, Any]
@@ -33,6 +36,7 @@ class Player:
 
     def play(self, vector: Mapping[str, Any]) -> None:
         """All steps, then the final expectations."""
+        check_given(vector.get("given", {}), WORLD_GIVEN)
         for step in vector["steps"]:
             self.step(step)
         kept: Result = {name: self._last[name] for name in ("record", "answer") if name in self._last}
@@ -42,6 +46,7 @@ class Player:
         """One step and its own expectations."""
         self.now = int(step.get("at_ms", self.now))
         self.model = step.get("model", self.model)
+        check_fields(step, WORLD)
         result = EVENTS[step["event"]](self, step)
         if "record" in result:
             self._last = result
@@ -149,6 +154,8 @@ def _successes(player: Player, step: Step) -> Result:
 def _single(status: int) -> Callable[[Player, Step], Result]:
     def play(player: Player, step: Step) -> Result:
         own = {"connection": player.default_connection, "status": status, **player.defaults, **step}
+        if "operator_rules" in step:
+            player.world.set_rules(step["operator_rules"])
         times = int(step.get("count", step.get("concurrent", 1)))
         return _folded([player.world.report(own, player.now) for _ in range(times)])
 
@@ -182,11 +189,10 @@ def _read(player: Player, step: Step) -> Result:
     world, now = player.world, player.now
     if "scope" in step:
         connection = step.get("connection", "") if step["scope"] == "connection" else ""
-        found = entry(Moment(world, now), connection)
-        cooling = provider_cooldown.is_cooling(found, now)
-        return {"cooling": cooling, "remaining_ms": provider_cooldown.remaining_ms(found, now)}
+        remaining = cooling_ms(Moment(world, now), connection)
+        return {"cooling": remaining > 0, "remaining_ms": remaining}
     if "model" in step:
-        lock = world.lock(step["model"], now)
+        lock = world.lock(step["model"], now, step.get("connection", "c1"))
         until = None if lock is None else lock.until
         return {"locked": lock is not None, "remaining_ms": 0 if until is None else until - now}
     return {}
@@ -204,6 +210,46 @@ def _delete(player: Player, step: Step) -> Result:
 
 def _recover(player: Player, step: Step) -> Result:
     return {"applied": player.world.recover(step, player.now)}
+
+
+def _record(player: Player, step: Step) -> Result:
+    world_locks.record(player.world, step, player.now)
+    return {}
+
+
+def _decay(player: Player, step: Step) -> Result:
+    return world_locks.decay(player.world, step, player.now)._asdict()
+
+
+def _list(player: Player, step: Step) -> Result:
+    return {"models": world_locks.listed(player.world, player.now)}
+
+
+def _act(act: Callable[..., object]) -> Callable[[Player, Step], Result]:
+    def play(player: Player, step: Step) -> Result:
+        world, connection = player.world, step.get("connection", "c1")
+        book, facts = world.book(), world.log(player.now, step["event"], step.get("replica", "r1"))
+        act(book, world.provider, connection, player.now, facts)
+        world.commit(book, facts)
+        return {}
+
+    return play
+
+
+def _retry_due(player: Player, step: Step) -> Result:
+    world, connection = player.world, step.get("connection", "c1")
+    book, facts = world.book(), world.log(player.now, "retry", step.get("replica", "r1"))
+    permit = connection_acts.grant_retry(book, world.provider, connection, f"p{player.now}", player.now, facts)
+    world.commit(book, facts)
+    return {"due": permit is not None}
+
+
+def _retry_result(player: Player, step: Step) -> Result:
+    world, connection = player.world, step.get("connection", "c1")
+    book, facts = world.book(), world.log(player.now, "retry", step.get("replica", "r1"))
+    connection_acts.retry_result(book, world.provider, connection, step["ok"], player.now, facts)
+    world.commit(book, facts)
+    return {}
 
 
 def _facts(player: Player, step: Step) -> Result:
@@ -234,5 +280,11 @@ EVENTS: Mapping[str, Callable[[Player, Step], Result]] = {
     "credential_change": _credential_change,
     "delete": _delete,
     "recover": _recover,
+    "record": _record,
+    "decay": _decay,
+    "list": _list,
+    "operator_reset": _act(connection_acts.reset_connection),
+    "retry_due": _retry_due,
+    "retry_result": _retry_result,
     "facts": _facts,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from policy_service.application.ports_leases import LeaseScope
+from policy_service.bootstrap import Service
 from policy_service.generated.policy.v1 import lease_pb2
 from policy_service.storage.postgres.lease_store import lock_keys
 from tests.contract.beside import driver, eventually
@@ -43,7 +44,7 @@ async def test_a_lease_granted_to_a_client_that_hung_up_is_released(
 ) -> None:
     plain_url = embedded_url.replace("+asyncpg", "")
     settings = config(tmp_path, plain_url, catalogue=str(catalogue_file(tmp_path, CATALOGUE)))
-    async with serving(settings) as (_, policy), driver(embedded_url) as other:
+    async with serving(settings) as (service, policy), driver(embedded_url) as other:
         await other.execute(LONG_LISTED)
         async with other.transaction():
             await other.execute("SELECT pg_advisory_xact_lock($1)", KEY)
@@ -52,8 +53,15 @@ async def test_a_lease_granted_to_a_client_that_hung_up_is_released(
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+            # A grant that is answered before the service hears of the cancellation is the client's, as far as it knows.
+            await eventually(lambda: has_hung_up(service), 5)
         await eventually(lambda: is_over(other), 5)
         assert (await acquire(policy, "next")).lease.generation == 1
+
+
+async def has_hung_up(service: Service) -> bool:
+    await asyncio.sleep(0.001)  # the service runs on this loop
+    return service.server.gate.in_flight == 0
 
 
 async def is_waiting(connection: Any) -> bool:

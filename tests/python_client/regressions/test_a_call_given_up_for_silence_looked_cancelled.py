@@ -44,7 +44,7 @@ async def test_somebody_in_line_is_looked_after_patiently(server: Bare, monkeypa
         looks.append(timeout_ms)
         return True
 
-    monkeypatch.setattr(GrpcAsyncRpc, "_answers", answers)
+    monkeypatch.setattr(GrpcAsyncRpc, "answers", answers)
     monkeypatch.setattr(wire_async, "LOOK_S", 0.01)
     async with AsyncPolicyClient(where=Connection(server.address, select_ms=5_000)) as client:
         await client.run(BOTH, Upstream(main=200).later)

@@ -25,6 +25,7 @@ from policy_client import (
     streaming,
 )
 from policy_client._generated.policy.v1 import permit_pb2
+from policy_client.away import Presence
 from policy_client.backlog import RETURNS_MS
 from policy_client.connection import Method
 from policy_client.core import Sources
@@ -121,6 +122,60 @@ def test_a_grant_that_has_ended_by_itself_is_not_given_back() -> None:
         now[0] = RETURNS_MS
         client.flush()
     assert policy.failed == []
+
+
+# --- selections whose answer came too late ----------------------------------------------------------------------
+class Late(ScriptedPolicy):
+    """Hears selections, and answers them after their deadline, until it recovers. A fault for tests."""
+
+    def __init__(self, *errors: ServiceAwayError) -> None:
+        super().__init__()
+        self.errors = [*errors]
+        self.unanswered: list[str] = []
+        self.withdrawn: list[str] = []
+
+    def answer(self, method: Method[Any, Any], request: Any) -> Any:
+        if method.name == "SelectTarget" and self.errors:
+            self.unanswered.append(request.request_id)
+            raise self.errors.pop(0)
+        if method.name == "CancelPermit":
+            self.withdrawn.append(request.request_id)
+        return super().answer(method, request)
+
+
+LATE = ServiceAwayError("late", "DEADLINE_EXCEEDED")
+NOT_REACHED = ServiceAwayError("UNAVAILABLE: failed to connect to all addresses; last error: refused")
+LOST = ServiceAwayError("UNAVAILABLE: Socket closed")
+
+
+def test_a_selection_whose_deadline_passed_is_withdrawn_by_the_blocking_client() -> None:
+    policy = Late(LATE)
+    with policy.client() as client:
+        with pytest.raises(ServiceAwayError):
+            client.run(BOTH, Upstream(main=200))
+        _eventually(lambda: bool(policy.withdrawn))
+    assert policy.withdrawn == policy.unanswered
+
+
+async def test_a_selection_whose_deadline_passed_is_withdrawn_by_the_asyncio_client() -> None:
+    policy = Late(LATE)
+    async with policy.async_client() as client:
+        with pytest.raises(ServiceAwayError):
+            await client.run(BOTH, Upstream(main=200).later)
+        await until(lambda: bool(policy.withdrawn))
+    assert policy.withdrawn == policy.unanswered
+
+
+def test_a_service_that_was_not_reached_is_owed_nothing() -> None:
+    """Requests that nobody heard would have filled the list of grants to give back."""
+    policy = Late(NOT_REACHED, LOST)
+    client = policy.client()
+    client._core.presence = Presence()  # does not look for the service by itself
+    for _ in range(2):
+        with pytest.raises(ServiceAwayError):
+            client.run(BOTH, Upstream(main=200))
+    assert [each.request.request_id for each in client._core.returns.take(0)] == policy.unanswered[1:]
+    client.close()
 
 
 # --- streams that nobody completes ------------------------------------------------------------------------------

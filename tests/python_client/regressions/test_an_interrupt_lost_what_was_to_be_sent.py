@@ -95,5 +95,6 @@ def test_a_selection_in_line_is_not_given_up_for_one_slow_look(monkeypatch: pyte
         return True
 
     monkeypatch.setattr(GrpcRpc, "_answers", answers)
+    monkeypatch.setattr(GrpcRpc, "_silent_ms", lambda _, since: 1_000)
     assert GrpcRpc(Connection(), Channel(slow)).call(SELECT, BOTH, 30_000, silence_ms=15) == "answered"
     assert looks == [15, wire.HEALTH_MS, wire.HEALTH_MS]
