@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -20,6 +21,28 @@ from tests.envoy.world import Gateway, catalogue_of, door_process, envoy, free_p
 from tests.integration.serving import config, serving
 
 DOORS = 2
+
+
+@dataclass(frozen=True)
+class Door:
+    """One process of the door, and where it listens."""
+
+    place: str
+    process: Popen[bytes]
+
+
+async def in_hand(world: Gateway, doors: Sequence[Door]) -> dict[str, int]:
+    """Requests whose two stages are open in each door, by place."""
+    async with world.client.get(f"{world.admin}/clusters?format=json") as answer:
+        clusters = (await answer.json(content_type=None))["cluster_statuses"]
+    found = {door.place: 0 for door in doors}
+    for host in (host for cluster in clusters for host in cluster.get("host_statuses", ())):
+        where = host["address"]["socket_address"]
+        place = f"{where['address']}:{where['port_value']}"
+        if place in found:
+            streams = next(int(stat.get("value", 0)) for stat in host["stats"] if stat["name"] == "rq_active")
+            found[place] = streams // 2
+    return found
 
 
 @contextmanager
@@ -52,7 +75,7 @@ async def two_doors(
     *,
     catalogue: Mapping[str, Any] | None = None,
     **choices: Any,
-) -> AsyncIterator[tuple[Gateway, list[Popen[bytes]]]]:
+) -> AsyncIterator[tuple[Gateway, list[Door]]]:
     """As `gateway`, with two doors in front of the service; Envoy's streams take turns between them."""
     async with running(scripts) as upstreams, AsyncExitStack() as stack:
         document = yaml.safe_dump(catalogue_of(upstreams, **(catalogue or {})))
@@ -67,7 +90,8 @@ async def two_doors(
         for number, place in enumerate(places):
             below = directory / f"door{number}"
             below.mkdir()
-            doors.append(await stack.enter_async_context(door_process(below, service.server.addresses[-1], place)))
+            process = await stack.enter_async_context(door_process(below, service.server.addresses[-1], place))
+            doors.append(Door(place, process))
         chosen = Choices(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}", policy=",".join(places), **choices)
         data = bootstrap(load_catalogue(document, source="test").catalogue, chosen)
         await stack.enter_async_context(envoy(directory, data, chosen.admin))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.envoy.doors import two_doors
+from tests.envoy.doors import in_hand, two_doors
 from tests.envoy.test_counts import AT_ONCE, STAY_OPEN, drive, faulty
-from tests.envoy.upstreams import Answer, hangs, says, streams
+from tests.envoy.upstreams import Answer, hangs, says, streams, waits_for
 from tests.envoy.world import Gateway, outcome_of
 
 NAMES = ("openai-one", "mistral-two", "groq-three")
@@ -91,22 +91,32 @@ async def test_a_door_that_is_killed_under_traffic_costs_what_it_had_in_hand_and
     tmp_path: Path, embedded_url: str
 ) -> None:
     catalogue = hot(NAMES[0], max_concurrent=8)
-    catalogue["settings"]["concurrency.permit_ttl_ms"] = 2_000
-    scripts: dict[str, list[Answer]] = {NAMES[0]: [hangs(1.0)]}
+    catalogue["settings"]["concurrency.permit_ttl_ms"] = 5_000
+    go_on = asyncio.Event()
+    scripts: dict[str, list[Answer]] = {NAMES[0]: [waits_for(go_on)]}
     async with two_doors(tmp_path, embedded_url, scripts, catalogue=catalogue) as (world, doors):
         calls = [asyncio.create_task(post(world)) for _ in range(8)]
         async with asyncio.timeout(10):
             while len(world.upstreams[NAMES[0]].requests) < 8:
                 await asyncio.sleep(0.02)
-        doors[0].kill()
-        statuses = Counter(await asyncio.gather(*calls))
-        assert set(statuses) <= {200, 503}
-        async with asyncio.timeout(1.5):
-            while await world.permits() > statuses[503]:
+        held = await in_hand(world, doors)
+        assert sum(held.values()) == 8
+        busiest = max(doors, key=lambda door: held[door.place])
+        busiest.process.kill()
+        lost = held[busiest.place]
+        async with asyncio.timeout(3):
+            while sum(call.done() for call in calls) < lost:
                 await asyncio.sleep(0.02)
-        assert await world.permits() == statuses[503] > 0, "those of the killed one are held"
+        go_on.set()
+        statuses = Counter(await asyncio.gather(*calls))
+        assert statuses[503] == lost
+        assert statuses[200] == 8 - lost
+        async with asyncio.timeout(2):
+            while await world.permits() > lost:
+                await asyncio.sleep(0.02)
+        assert await world.permits() == lost, "those of the killed one are held"
         assert await served_at_once(world) < 8
-        async with asyncio.timeout(10):  # the life of a slot is 2 s
+        async with asyncio.timeout(15):  # the life of a slot is 5 s
             while await served_at_once(world) < 8:
                 await asyncio.sleep(0.1)
 

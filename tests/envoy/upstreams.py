@@ -75,6 +75,16 @@ def hangs(seconds: float) -> Answer:
     return answer
 
 
+def waits_for(event: asyncio.Event) -> Answer:
+    """Says nothing until the test lets it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await event.wait()
+        return web.Response(text="at last")
+
+    return answer
+
+
 @asynccontextmanager
 async def running(scripts: Mapping[str, list[Answer]]) -> AsyncIterator[dict[str, Upstream]]:
     """The upstreams by connection."""
