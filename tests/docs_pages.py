@@ -10,6 +10,7 @@ The word behind the language of a block says what a test does with it:
     yaml catalogue F    loaded as a catalogue, and written to file F for the blocks behind it
     yaml config F       loaded as a process configuration, and written to file F
     yaml shape          read as YAML, not used
+    yaml file F         what file F of the repository says, word for word; json file F likewise
     bash by-hand        not run (it changes the host, or takes minutes); make targets and flags named in it are checked
     go, javascript      not run here; every name of the contract in it is checked
     text, ini, json     shown only
@@ -35,6 +36,8 @@ TAGS = frozenset(
         "yaml catalogue",
         "yaml config",
         "yaml shape",
+        "yaml file",
+        "json file",
         "text output",
         "text",
         "ini",

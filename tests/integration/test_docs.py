@@ -61,8 +61,11 @@ class Desk:
             "PYTHONWARNINGS": "ignore",
             "COLUMNS": "120",
         }
-        for name in ("docs", "proto", "adapters", "constraints.txt"):
+        for name in ("proto", "adapters", "constraints.txt"):
             (directory / name).symlink_to(ROOT / name)
+        (directory / "docs" / "examples").mkdir(parents=True)
+        for path in (ROOT / "docs" / "examples").iterdir():
+            (directory / "docs" / "examples" / path.name).symlink_to(path)
 
     def run(self, block: Block) -> str:
         """Run a block to its end and return what it prints."""
@@ -81,6 +84,12 @@ class Desk:
         )
         assert done.returncode == 0, f"line {block.line}: exit code {done.returncode}\n{done.stdout}\n{self.log()}"
         return reduce(lambda text, pair: text.replace(pair[1], pair[0]), self._real.items(), done.stdout)
+
+    def show(self, block: Block) -> None:
+        """Put a file that the page shows where its commands find it, with the ports of this desk."""
+        file = self.directory / block.file
+        file.unlink(missing_ok=True)
+        file.write_text(self._placed(block.text))
 
     def _placed(self, text: str) -> str:
         """The text of a block with the ports of this desk."""
@@ -173,7 +182,9 @@ async def work_through(page: Page, place: Desk) -> AsyncIterator[tuple[Block, st
     """Do what a page says, in order; each output block with what was really printed."""
     printed = ""
     for block in page.blocks():
-        if block.file and block.tag.startswith("yaml"):
+        if block.tag in ("yaml file", "json file"):
+            place.show(block)
+        elif block.file and block.tag.startswith("yaml"):
             (place.directory / block.file).write_text(block.text)
         if block.tag in RUN:
             printed = place.run(block)

@@ -75,6 +75,28 @@ def test_every_file_named_in_code_marks_exists(page: Page) -> None:
 
 
 @every_page
+def test_every_file_shown_says_what_is_shown(page: Page) -> None:
+    for block in page.blocks("yaml file", "json file"):
+        assert (ROOT / block.file).read_text() == block.text, f"line {block.line}"
+
+
+@pytest.mark.parametrize("door", ["envoy", "go", "node", "python"])
+def test_a_failover_through_a_door_takes_at_most_ten_commands(door: str) -> None:
+    """From nothing: cloning, `make run` and the activation of the README come before those of the page."""
+    page = Page(ROOT / "docs" / "doors" / f"{door}.md")
+    commands = 3
+    for block in page.blocks("bash install", "bash serve", "bash start", "bash test", "python test"):
+        programs = _HERE_DOCUMENT.sub("", block.text.replace("\\\n", " "))
+        commands += 1 if block.tag == "python test" else len(re.split(r"&&|\n", programs.strip()))
+        if block.tag == "python test" or "curl " in programs:
+            break
+    assert commands <= 10
+
+
+_HERE_DOCUMENT = re.compile(r"(?<=<<')(\w+)'\n.*?^\1$", re.MULTILINE | re.DOTALL)
+
+
+@every_page
 def test_every_test_named_exists(page: Page) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.text)
     assert [name for path, name in named if f"def {name}(" not in (ROOT / path).read_text()] == []
