@@ -44,17 +44,30 @@ def selection(given: argparse.Namespace) -> Any:
     """A route, or one target."""
     if given.route:
         return policy_pb2.SelectTargetRequest(route=given.route)
-    provider, connection, model = given.target.split("/")
-    candidate = types_pb2.Candidate(provider=provider, connection=connection, model=model)
-    return policy_pb2.SelectTargetRequest(candidates=[candidate])
+    return policy_pb2.SelectTargetRequest(candidates=[given.target])
+
+
+def target(text: str) -> types_pb2.Candidate:
+    """PROVIDER/CONNECTION/MODEL; the model may hold slashes."""
+    provider, _, rest = text.partition("/")
+    connection, _, model = rest.partition("/")
+    if not (provider and connection and model):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PROVIDER/CONNECTION/MODEL")
+    return types_pb2.Candidate(provider=provider, connection=connection, model=model)
+
+
+def events(text: str) -> list[stream_pb2.StreamEvent]:
+    """Numbers of useful bytes and `tool`, separated by commas."""
+    parts = text.split(",")
+    if not all(part == "tool" or part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: write numbers of bytes and `tool`, such as 40,tool,0")
+    tool = stream_pb2.StreamEvent(protected=True)
+    return [tool if part == "tool" else stream_pb2.StreamEvent(useful_bytes=int(part)) for part in parts]
 
 
 async def send(call: Any, given: argparse.Namespace, orders: asyncio.Task[str]) -> None:
     """The events of the upstream, until there are none left or the attempt is to be ended."""
-    for number, text in enumerate(given.events.split(",")):
-        event = (
-            stream_pb2.StreamEvent(protected=True) if text == "tool" else stream_pb2.StreamEvent(useful_bytes=int(text))
-        )
+    for number, event in enumerate(given.events):
         progress = stream_pb2.StreamProgress(events=[event], first_byte=number == 0)
         await call.write(stream_pb2.WatchStreamRequest(stream_id=STREAM, progress=progress))
         await asyncio.wait({orders}, timeout=given.pause)
@@ -91,9 +104,10 @@ async def report(stub: Any, decision: Any, abort: str) -> None:
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description="Stream one answer under the eyes of a running policy service.")
-    parser.add_argument("target", nargs="?", default="", help="PROVIDER/CONNECTION/MODEL")
-    parser.add_argument("--route", default="")
-    parser.add_argument("--events", required=True, help="Useful bytes, or `tool`, separated by commas.")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("target", nargs="?", type=target, help="PROVIDER/CONNECTION/MODEL")
+    asked.add_argument("--route", default="")
+    parser.add_argument("--events", required=True, type=events, help="Useful bytes, or `tool`, separated by commas.")
     parser.add_argument("--pause", type=float, default=0.5, help="Seconds between two events.")
     try:
         asyncio.run(run(parser.parse_args()))
