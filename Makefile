@@ -72,7 +72,7 @@ gateways: ## install and build what the example gateways in Go and Node need
 
 stubs: gateways ## regenerate the stubs of the example gateways
 	cd docs/examples/node && npm run --silent generate
-	cd docs/examples/go && PATH="$$PATH:/usr/local/go/bin:../node/node_modules/.bin" go generate ./...
+	cd docs/examples/go && PATH="$$PATH:/usr/local/go/bin:$(CURDIR)/docs/examples/node/node_modules/.bin" go generate ./...
 
 docs: $(VENV)/.ready ## regenerate reference documentation
 	$(BIN)/policy-service config docs
