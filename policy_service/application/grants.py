@@ -157,7 +157,7 @@ class Grants:
     async def acquire_early(self, target: Target, request: SelectRequest) -> Granted | None:
         """Permit to test a long block early, one per interval in the fleet; None where none is due or at hand."""
         policy = self._view.policy.for_connection(target.provider, target.connection)
-        permit_id = permit_id_of(request.request_id, target)
+        permit_id = permit_id_of(request.request_id, target.provider)
 
         def run(book: StateBook, now: Instant, _known: object) -> UnitResult[EarlyProbe | None]:
             return UnitResult(acquire_early(book, target, now, policy, permit_id))

@@ -114,7 +114,7 @@ class Probes:
         """
         policy = self._view.policy.for_connection(target.provider, target.connection)
         key = (target.provider, target.connection if policy.breaker.per_connection else "")
-        probe = ProbeRequest(permit_id_of(request.request_id, target), self._replica, decision_id)
+        probe = ProbeRequest(permit_id_of(request.request_id, target.provider), self._replica, decision_id)
         if self._store_away():
             return self._without_store(target, policy, probe)
         if key in self._overdue:
@@ -259,9 +259,9 @@ class Probes:
         return Granted(local.probes, local.permits, now, local.refusal)
 
 
-def permit_id_of(request_id: str, target: Target) -> str:
+def permit_id_of(request_id: str, provider: str) -> str:
     """Derived from the request, so that a repeated call finds its own permit."""
-    return digest(request_id, target.provider)
+    return digest(request_id, provider)
 
 
 def digest(*parts: str) -> str:

@@ -205,7 +205,7 @@ class StreamHoldings:
         token = holding.token
         if token.permits or token.probes:
             changes = await self._permits.renew(ids_of(token.permits))
-            changes += await self._probes.renew(token, None)
+            changes += await self._probes.renew(token)
             self.counters.renewals += len(changes)
             self._take(holding, changes)
         if token.lease is not None:

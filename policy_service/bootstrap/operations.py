@@ -137,12 +137,6 @@ def ownership_methods(replica: Replica, reading: Reading) -> tuple[dict[str, Una
     offers = ConnectionOffers(replica.view, replica.clock, replica.settings.name)
     leases = Leases(replica.registry, replica.leases, offers, replica.lease_returns)
     probes = ProbePermits(replica.store, replica.view)
-    permits = PermitMethods(
-        replica.permits,
-        lambda: replica.view.policy,
-        reading,
-        renew_rest=probes.renew,
-        release_rest=probes.release,
-    )
+    permits = PermitMethods(replica.permits, lambda: replica.view.policy, reading, probes)
     policy = {**lease_methods(leases, reading), **permits.policy_methods()}
     return policy, {**lease_admin_operations(LeaseAdmin(replica.leases)), **permits.admin_methods()}

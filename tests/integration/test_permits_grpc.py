@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +33,8 @@ from policy_service.transport.grpc.server import PolicyServer, ServerOptions
 from policy_service.transport.grpc.token import TokenSeal
 from tests.contract.beside import eventually
 from tests.integration.grpc_shell import LOOPBACK, SECRET, FakeEntropy, FakeReports, FakeSelects, reason, target
+from tests.integration.serving import config, outcome, selection
+from tests.integration.serving import serving as whole_service
 
 POLICY = Policy(
     Catalogue(
@@ -267,3 +270,18 @@ async def test_rate_headers_of_a_released_ticket_slow_its_limiter_down(service: 
     pace = service.store.shared.gates["openai:paced"].gate.pace
     assert pace is not None
     assert pace.gap_ms == 5_990
+
+
+async def test_cancel_gives_back_the_panic_call_of_a_selection_whose_answer_was_lost(
+    tmp_path: Path, embedded_url: str
+) -> None:
+    file = tmp_path / "catalogue.yaml"
+    file.write_text("version: 1\nsettings: {pool_guard: {enabled: true, max_excluded_share: 1.0}}\n")
+    async with whole_service(config(tmp_path, embedded_url, catalogue=str(file))) as (_, stub):
+        await stub.ReportOutcome(outcome("a", 503))
+        for name in ("lost", "next"):
+            answer = await stub.SelectTarget(selection("a", request_id=name))
+            assert answer.HasField("dispatch"), name
+            assert not (await stub.SelectTarget(selection("a", request_id="waiting"))).HasField("dispatch")
+            cancelled = await stub.CancelPermit(permit_pb2.CancelPermitRequest(request_id=name))
+            assert [each.state for each in cancelled.results] == [permit_pb2.PERMIT_STATE_RELEASED]

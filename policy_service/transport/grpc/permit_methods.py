@@ -23,6 +23,7 @@ from policy_service.application.permit_work import (
 from policy_service.application.permits import Permits
 from policy_service.application.ports import StoreUnavailableError
 from policy_service.application.ports_permits import GateStatus
+from policy_service.application.probe_permits import ProbePermits
 from policy_service.domain.gates import Gate, PermitState
 from policy_service.domain.ids import ConnectionId, DurationMs, ModelId, ProviderId, Target
 from policy_service.domain.permits import cap_of
@@ -42,16 +43,13 @@ MAX_WAIT_MS: DurationMs = 600_000
 TTL_MS = (1_000, 1_800_000)
 MAX_DEPTH = 100_000
 
-Rest = Callable[[DecisionToken, DurationMs | None], Awaitable[Sequence[PermitChange]]]
-"""What is done with the other permits of a decision (probes): renew for a time, or (None) give back."""
-
 
 class PermitMethods:
     """Methods by name, for the servicers.
 
     Args:
         policy: the policy in force.
-        renew_rest, release_rest: renew and give back the probe permits of a decision.
+        probes: the other permits of decisions.
     """
 
     def __init__(
@@ -59,15 +57,12 @@ class PermitMethods:
         permits: Permits,
         policy: Callable[[], Policy],
         reading: Reading,
-        *,
-        renew_rest: Rest | None = None,
-        release_rest: Rest | None = None,
+        probes: ProbePermits | None = None,
     ) -> None:
         self._permits = permits
         self._policy = policy
         self._reading = reading
-        self._renew_rest = renew_rest
-        self._release_rest = release_rest
+        self._probes = probes
 
     def policy_methods(self) -> Mapping[str, Unary]:
         """For `PolicyServicer(further=...)`."""
@@ -95,7 +90,8 @@ class PermitMethods:
         problems.between("ttl_ms", ttl_ms, *TTL_MS)
         ids, token = self._permit_ids(message, problems)
         changes = await _stored(self._permits.renew(ids, ttl_ms))
-        changes += await _stored(_rest(self._renew_rest, token, ttl_ms))
+        if self._probes and token:
+            changes += await _stored(self._probes.renew(token))
         return permit_pb2.RenewPermitResponse(results=map(permit_result, changes))
 
     async def release(self, message: permit_pb2.ReleasePermitRequest) -> permit_pb2.ReleasePermitResponse:
@@ -105,17 +101,20 @@ class PermitMethods:
         if headers:
             await _stored(self._permits.learn_from(ids, headers, self._policy()))
         changes = await _stored(self._permits.release(ids))
-        changes += await _stored(_rest(self._release_rest, token, None))
+        if self._probes and token:
+            changes += await _stored(self._probes.release(token))
         return permit_pb2.ReleasePermitResponse(results=map(permit_result, changes))
 
     async def cancel(self, message: permit_pb2.CancelPermitRequest) -> permit_pb2.CancelPermitResponse:
-        """CancelPermit: leave the line, or give back what a raced grant holds."""
+        """CancelPermit: leave the line, or give back whatever a raced grant holds."""
         problems = Problems()
         if not message.request_id:
             problems.require("request_id", "is missing", "the request_id of the AcquirePermit or SelectTarget")
         problems.text("request_id", message.request_id, MAX_REQUEST_ID_CHARS)
         problems.settle()
         changes = await _stored(self._permits.cancel(message.request_id))
+        if self._probes:
+            changes += await _stored(self._probes.withdraw(message.request_id))
         return permit_pb2.CancelPermitResponse(results=map(permit_result, changes))
 
     # -- admin -------------------------------------------------------------------------------------------
@@ -261,10 +260,6 @@ async def _stored(call: Awaitable[T]) -> T:
         return await call
     except StoreUnavailableError:
         raise StoreLostError("permits need the store, which does not answer") from None
-
-
-async def _rest(run: Rest | None, token: DecisionToken | None, ttl_ms: DurationMs | None) -> list[PermitChange]:
-    return [] if run is None or token is None else list(await run(token, ttl_ms))
 
 
 # -- writing -----------------------------------------------------------------------------------------------

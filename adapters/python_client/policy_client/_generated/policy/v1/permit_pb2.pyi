@@ -588,7 +588,9 @@ Global___ReleasePermitResponse: _TypeAlias = ReleasePermitResponse  # noqa: Y015
 
 @_typing.final
 class CancelPermitRequest(_message.Message):
-    """Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds."""
+    """Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds, probe permits included as far
+    as the replica has heard of them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -617,7 +619,7 @@ class CancelPermitResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PermitResult]:
-        """One result for each permit row of the request; empty: there is none."""
+        """One result for each permit of the request; empty: there is none."""
 
     def __init__(
         self,

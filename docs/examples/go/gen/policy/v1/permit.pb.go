@@ -1123,7 +1123,8 @@ func (x *ReleasePermitResponse) GetResults() []*PermitResult {
 	return nil
 }
 
-// Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds.
+// Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds, probe permits included as far
+// as the replica has heard of them.
 type CancelPermitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Request id of the AcquirePermit or SelectTarget to withdraw. Required.
@@ -1172,7 +1173,7 @@ func (x *CancelPermitRequest) GetRequestId() string {
 // Answer of CancelPermit.
 type CancelPermitResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One result for each permit row of the request; empty: there is none.
+	// One result for each permit of the request; empty: there is none.
 	Results       []*PermitResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -533,7 +533,8 @@ export declare type ReleasePermitResponse = Message<"policy.v1.ReleasePermitResp
 export declare const ReleasePermitResponseSchema: GenMessage<ReleasePermitResponse>;
 
 /**
- * Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds.
+ * Request of CancelPermit: withdraw a waiting request, or give back what a raced grant holds, probe permits included as far
+ * as the replica has heard of them.
  *
  * @generated from message policy.v1.CancelPermitRequest
  */
@@ -559,7 +560,7 @@ export declare const CancelPermitRequestSchema: GenMessage<CancelPermitRequest>;
  */
 export declare type CancelPermitResponse = Message<"policy.v1.CancelPermitResponse"> & {
   /**
-   * One result for each permit row of the request; empty: there is none.
+   * One result for each permit of the request; empty: there is none.
    *
    * @generated from field: repeated policy.v1.PermitResult results = 1;
    */
