@@ -149,14 +149,16 @@ def _attempt(record: Mapping[str, Any], now: Instant | None) -> _Attempt:
     network_error = _optional(record, "network_error", str, "")
     if status is None and not network_error:
         raise RecordError("status", "give an HTTP status or a network_error")
+    model: str = _optional(record, "model", str, "")
     raw = RawOutcome(
         status=status,
         network_error=network_error,
         headers=headers,
         body=text,
         provider=_provider(record),
-        model=_optional(record, "model", str, ""),
+        model=model,
         auth_class=_auth(record),
+        is_model_untold=not model,
     )
     return _Attempt(raw, text, _instant(record, headers, now))
 

@@ -96,18 +96,15 @@ def is_suspended(r: Reading) -> bool:
 
 
 def metric(r: Reading) -> str:
-    """Step 9: which window of the provider's quota is spent: `day`, `minute`, or empty where nothing tells.
-
-    A text that names its metric tells also where the report names no model (docs/adr/0017).
-    """
+    """Step 9: which window of the model's quota is spent: `day`, `minute`, or empty where nothing tells."""
     host = r.policy.provider.quota_metrics_host
-    if r.status != 429 or host is None:
+    if r.status != 429 or host is None or not (r.outcome.model or r.outcome.is_model_untold):
         return ""
     if host in r.text:
         named = named_metric(r.text)
         if named:
             return named
-    usage = r.outcome.usage if r.outcome.model else None
+    usage = r.outcome.usage
     if usage is None:
         return ""
     return "day" if usage.day else "minute" if usage.minute or usage.token else ""

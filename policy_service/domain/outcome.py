@@ -83,6 +83,8 @@ class Outcome(NamedTuple):
     quota_reset_at: Instant | None = None
     is_error_in_success: bool = False
     """The answer was a 2xx with this error inside."""
+    is_model_untold: bool = False
+    """An answer alone, without its request: some model was asked for."""
 
     @property
     def is_success(self) -> bool:

@@ -43,7 +43,6 @@ _OUTPUT_NAMES = frozenset({"choices", "candidates", "output", "output_text", "co
 _ECHO_NAMES = frozenset({"input", "inputs", "flagged_input", "failed_generation", "prompt"})
 _ECHO_MARKS = tuple(f'"{name}"' for name in _ECHO_NAMES)
 _GZIP = b"\x1f\x8b"
-_PLAIN = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,6})?")
 _QUOTED_FAILURE = re.compile(r"\s{0,4}(?:error:? )?api request failed \(([1-5][0-9]{2})\):? ?(?=\{)", re.IGNORECASE)
 
 
@@ -83,6 +82,7 @@ class RawOutcome(NamedTuple):
     first_output_ms: int | None = None
     token_expires_at: Instant | None = None
     quota_reset_at: Instant | None = None
+    is_model_untold: bool = False
 
 
 class _Reading(NamedTuple):
@@ -136,24 +136,16 @@ def parse_outcome(raw: RawOutcome) -> Outcome:
         token_expires_at=raw.token_expires_at,
         quota_reset_at=raw.quota_reset_at,
         is_error_in_success=reading.is_error_in_success,
+        is_model_untold=raw.is_model_untold,
     )
 
 
 def first_values(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Lower-case names; of a repeated header the first value, of a repeated wait the longest."""
+    """Lower-case names; of a repeated header the first value (spec/README.md, conventions)."""
     found: dict[str, str] = {}
-    for given, value in headers:
-        name = given.strip().lower()
-        if name in found and not (name.startswith("retry-after") and _is_longer(value, found[name])):
-            continue
-        found[name] = value
+    for name, value in headers:
+        found.setdefault(name.strip().lower(), value)
     return found
-
-
-def _is_longer(wait: str, known: str) -> bool:
-    """Of two plain numbers the larger one: no answer may shorten what it says elsewhere."""
-    both = wait.strip(), known.strip()
-    return all(_PLAIN.fullmatch(each) for each in both) and float(both[0]) > float(both[1])
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,6 @@ from policy_service.domain.ids import DurationMs, Instant
 from policy_service.domain.retry_grammar import (
     DAY_MS,
     EPOCH_MS_ABOVE,
-    EPOCH_SECONDS_ABOVE,
     SECOND_MS,
     VALUE_LIMIT,
     read_date,
@@ -92,8 +91,13 @@ def _epoch_soon(seconds: int, now: Instant) -> DurationMs | None:
 
 def _epoch_reset(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     value = headers.get("x-ratelimit-reset", "")
-    if value.isascii() and value.isdigit() and int(value) > EPOCH_SECONDS_ABOVE:
+    if _is_epoch(value):
         yield (int(value) if int(value) > EPOCH_MS_ABOVE else int(value) * SECOND_MS) - now
+
+
+def _is_epoch(value: str) -> bool:
+    """An instant, of the past even: more seconds than any header may make one wait."""
+    return value.isascii() and value.isdigit() and int(value) * SECOND_MS > _LONGEST_EPOCH_MS
 
 
 def _extended(headers: Headers, now: Instant) -> Iterator[DurationMs]:
@@ -193,7 +197,7 @@ def _bare_reset(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     """`x-ratelimit-reset` that is no epoch time: seconds to go, a duration or a date, where nothing remains. Without a
     header of its own that says so it counts as little as any such dimension beside others that tell."""
     value, left = headers.get("x-ratelimit-reset", ""), headers.get("x-ratelimit-remaining")
-    if not value or (value.isascii() and value.isdigit() and int(value) > EPOCH_SECONDS_ABOVE):
+    if not value or _is_epoch(value):
         return
     is_spent = not any(d.is_spent is not None for d in _dimensions(headers)) if left is None else _is_zero(left)
     if is_spent:

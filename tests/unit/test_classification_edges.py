@@ -186,7 +186,7 @@ def test_configured_texts_have_their_row_whatever_the_status(text: str, row: tup
     [
         ("acme.example", "acme.example per_day x", None, "m", 429, "day"),
         ("acme.example", "acme.example token_count", None, "m", 429, "minute"),
-        ("acme.example", "acme.example token_count", None, "", 429, "minute"),
+        ("acme.example", "acme.example token_count", None, "", 429, ""),
         ("acme.example", "acme.example x_requests", None, "m", 429, "minute"),
         ("acme.example", "token_count", None, "m", 429, ""), ("acme.example", "acme.example", None, "m", 429, ""),
         (None, "acme.example token_count", UsageCounters(day=True), "m", 429, ""),
@@ -205,6 +205,11 @@ def test_the_window_that_is_spent(
     day = word(signals.PER_DAY_METRIC)
     using = policy(quota_metrics_host=host)
     assert on.metric(reading(text.replace("per_day", day), status, using, usage=usage, model=model)) == window
+
+
+def test_an_answer_alone_was_one_to_a_model() -> None:
+    using = policy(quota_metrics_host="acme.example")
+    assert on.metric(reading("acme.example token_count", 429, using, is_model_untold=True)) == "minute"
 
 
 def test_an_operators_own_ban_texts_are_believed_but_blank_ones_are_not() -> None:

@@ -68,7 +68,7 @@ def test_the_epoch_header_is_read_without_the_extension() -> None:
 @pytest.mark.parametrize(
     ("value", "wait"),
     [
-        ("999999999", CAP), ("1000000000", CAP), ("1000000001", None), (ahead(1), SECOND), (ahead(0), None),
+        ("2592000", CAP), ("2592001", None), ("1000000000", None), (ahead(1), SECOND), (ahead(0), None),
         ("10000000000", CAP), ("10000000001", None), (str(NOW + 1), 1), (str(NOW), None), ("1", SECOND), ("0", None),
     ],
 )  # fmt: skip

@@ -40,6 +40,7 @@ from tests.vectors.rows import (
     profile_numbers,
     stored_settings,
 )
+from tests.vectors.step_fields import body_text, header_pairs
 
 _LADDER_NAMES = ("base_cooldown_ms", "max_backoff_steps", "honor_upstream_hints")
 _FAR_OFF_MS = 10**12
@@ -259,19 +260,18 @@ class AccountWorld:
         """Parsed outcome of a step, as the gateway reports it."""
         connection = step.get("connection", "c1")
         connection = connection if isinstance(connection, str) else "c1"
-        body = step.get("body")
         text = str(step.get("text") or "")
         usage = step.get("usage_counters")
         status = step.get("status", 200)
         raw = RawOutcome(
             status=status if isinstance(status, int) else None,
             network_error=network_error_of(step),
-            headers=tuple((str(k), str(v)) for k, v in step.get("headers", {}).items()),
-            body=json.dumps(body, ensure_ascii=False) if body is not None else text,
+            headers=header_pairs(step),
+            body=body_text(step),
             code=step.get("code", ""),
             type=step.get("type", ""),
             name=step.get("name", ""),
-            message=text if body is not None else "",
+            message=text if step.get("body") is not None else "",
             origin=Origin(step.get("origin", "")),
             failure_kind=step.get("failure_kind", ""),
             inner_status=step.get("inner_status"),

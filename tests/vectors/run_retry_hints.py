@@ -7,8 +7,10 @@ from typing import Any
 
 from policy_service.domain.decision_record import Hint
 from policy_service.domain.lockout import LockEvidence, lock_duration
+from policy_service.domain.outcome_parsing import first_values
 from policy_service.domain.profiles import HintProfile, LockoutProfile
 from policy_service.domain.retry_hints import read_header_hint, read_hint
+from tests.vectors.step_fields import body_text, header_pairs
 
 _DEFAULT_NOW = "2026-06-01T00:00:00Z"
 
@@ -27,7 +29,7 @@ def run(vector: dict[str, Any]) -> None:
 
 
 def _read(given: dict[str, Any]) -> Hint | None:
-    headers = {str(name): str(value) for name, value in given.get("headers", {}).items()}
+    headers = first_values(header_pairs(given))
     settings = given.get("settings", {})
     profile = HintProfile(
         extended_texts=settings.get("retry_hints.extended_texts", True),
@@ -36,7 +38,7 @@ def _read(given: dict[str, Any]) -> Hint | None:
     now = _instant(given.get("now", _DEFAULT_NOW))
     if given.get("stage") == "headers":
         return read_header_hint(headers, now, profile)
-    return read_hint(headers, given.get("body"), given.get("text", ""), now, profile)
+    return read_hint(headers, given.get("body"), given.get("text") or body_text(given), now, profile)
 
 
 def _instant(text: str | datetime) -> int:

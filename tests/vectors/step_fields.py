@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
@@ -48,3 +49,22 @@ def check_fields(step: Mapping[str, Any], known: Set[str]) -> None:
     """Raise AssertionError for a field that no runner of the kind reads."""
     unknown = sorted(set(step) - known)
     assert not unknown, f"step {step.get('event')!r}: no runner reads {', '.join(unknown)}"
+
+
+# -- what an upstream answered ----------------------------------------------------------------------------------------
+def header_pairs(given: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Headers as received; a list is a repeated header."""
+    found = given.get("headers") or {}
+    return tuple(
+        (str(name), str(value))
+        for name, values in found.items()
+        for value in (values if isinstance(values, list) else [values])
+    )
+
+
+def body_text(given: Mapping[str, Any]) -> str:
+    """The body as it came over the wire; a vector without one gives its text alone."""
+    body = given.get("body")
+    if body is None:
+        return str(given.get("text") or "")
+    return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)

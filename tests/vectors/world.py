@@ -42,6 +42,7 @@ from tests.vectors.rows import (
     row_from,
     stored_settings,
 )
+from tests.vectors.step_fields import body_text, header_pairs
 
 Given = Mapping[str, Any]
 assert setting_specs.CLASSES
@@ -299,17 +300,16 @@ class World:
     def outcome(self, step: Given, target: Target) -> Outcome:
         """Parsed outcome of a step; a status that is no number cannot be read."""
         status = step.get("status")
-        body = step.get("body")
         text = str(step.get("text") or "")
         raw = RawOutcome(
             status=status if isinstance(status, int) else None,
             network_error=network_error_of(step),
-            headers=tuple((str(k), str(v)) for k, v in step.get("headers", {}).items()),
-            body=json.dumps(body, ensure_ascii=False) if body is not None else text,
+            headers=header_pairs(step),
+            body=body_text(step),
             code=step.get("code", ""),
             type=step.get("type", ""),
             name=step.get("name", ""),
-            message=text if body is not None else "",
+            message=text if step.get("body") is not None else "",
             provider=target.provider,
             connection=target.connection,
             model=target.model,
