@@ -251,7 +251,12 @@ def blames_model_access(r: Reading) -> bool:
     """The answer names a model that this account may not use, by code or by wording."""
     if r.code in _MODEL_CODES or r.type in _MODEL_CODES or r.meaning == "entitlement":
         return True
-    return signals.MODEL_ENTITLEMENT.found_in(r.text)
+    return is_model_denied(r) or signals.MODEL_ENTITLEMENT.found_in(r.text)
+
+
+def is_model_denied(r: Reading) -> bool:
+    """A gateway in between says by type (`key_model_access_denied`, `team_...`) that its key is not for this model."""
+    return r.type.endswith("model_access_denied")
 
 
 def is_credential_refusal(r: Reading) -> bool:

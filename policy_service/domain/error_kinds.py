@@ -18,7 +18,7 @@ _KINDS_OF = {
     "datainspectionfailed sensitivecontentdetected operationnotsupported",
     401: "authentication_error unauthenticated unauthorized invalid_api_key unrecognizedclientexception "
     "expiredtokenexception token_expired token_invalidated token_revoked invalid_token invalid_grant invalid_client "
-    "invalid_authentication_error invalidapikey",
+    "invalid_authentication_error invalidapikey authfailure",
     402: "billing_error payment_required credits_exhausted insufficient_balance",
     403: "permission_error permission_denied permission-denied forbidden accessdeniedexception access_denied",
     404: "not_found_error not_found notfounderror model_not_found resourcenotfoundexception "
@@ -29,7 +29,8 @@ _KINDS_OF = {
     429: "rate_limit_error rate_limit_exceeded rate_limited rate_limit_reached_error ratelimiterror tokens requests "
     "resource_exhausted insufficient_quota usage_limit_reached quota_exceeded too_many_requests toomanyrequests "
     "throttlingexception throttling throttled servicequotaexceededexception limitexceededexception "
-    "usage_not_included slow_down too_many_tokens_error too_many_requests_error ratelimitreached",
+    "usage_not_included slow_down too_many_tokens_error too_many_requests_error ratelimitreached "
+    "requestlimitexceeded",
     499: "cancelled",
     500: "api_error server_error internal_error internal_server_error internal internalservererror unknown "
     "internalserverexception internalfailure modelerrorexception modelstreamerrorexception",

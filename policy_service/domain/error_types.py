@@ -91,6 +91,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     (_S404, _always, "model_not_found"),
     (_S401, lambda r: signals.OAUTH_INVALID.found_in(r.text), "oauth_invalid_token"),
     (_S401, lambda r: _UNSUPPORTED_MODEL.found_in(r.text), "model_not_found"),
+    (_S401, on.is_model_denied, "model_not_found"),
     (_S401, on.is_ban, "account_deactivated"),
     (_S401, on.is_period_quota, "quota_exhausted"),
     (_S400 | _S401 | _S403, lambda r: signals.CLIENT_UNWELCOME.found_in(r.text), "fingerprint_rejection"),

@@ -227,6 +227,10 @@ def _is_entitlement(c: Case) -> bool:
     return told or c.reading.meaning == "entitlement"
 
 
+def _is_model_denied(c: Case) -> bool:
+    return c.status == 401 and on.is_model_denied(c.reading)
+
+
 def _is_period_quota(c: Case) -> bool:
     """An allowance of a day or longer is spent, or one that the subscription counts."""
     if c.reading.meaning == "period_quota" or _is_window_rejected(c):
@@ -246,11 +250,22 @@ def _is_google(c: Case) -> bool:
 
 
 def _is_window_rejected(c: Case) -> bool:
-    """A usage window of a subscription is used up, as its own headers say."""
-    for name, value in c.reading.outcome.headers.items():
-        if name.startswith("anthropic-ratelimit-unified") and name.endswith("status") and value.strip() == "rejected":
-            return True
-    return False
+    """A window of a day or longer, or one of a subscription, is used up, as the answer's headers say."""
+    headers = c.reading.outcome.headers
+    return any(
+        _is_spent_window(name, value.strip()) for name, value in headers.items() if "limit" in name or "used" in name
+    )
+
+
+def _is_spent_window(name: str, value: str) -> bool:
+    if name.startswith("anthropic-ratelimit-unified"):
+        return name.endswith("status") and value == "rejected"
+    if name.startswith("x-codex-"):
+        return name.endswith("-used-percent") and value.partition(".")[0] == "100"
+    return "-remaining-" in name and name.endswith(_LONG_WINDOWS) and value == "0"
+
+
+_LONG_WINDOWS: Final = ("-day", "-week", "-month")
 
 
 def _is_long_window(c: Case) -> bool:
@@ -367,7 +382,12 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("never-offered", _says(signals.NEVER_OFFERED, 429), MODEL, "model_access_denied", states_wait=False),
     Row(
         "model-entitlement",
-        _either(_both(_status(400, 403), _is_entitlement), _meaning("entitlement")),
+        _either(
+            _both(_status(400, 403), _is_entitlement),
+            _meaning("entitlement"),
+            _is_model_denied,
+            _says(signals.MODEL_SETUP, 400, 403, 404),
+        ),
         MODEL,
         "model_access_denied",
     ),

@@ -32,7 +32,24 @@ def said(status: int, text: str, provider: str = "acme") -> tuple[Any, Any]:
         (403, "api key abc, but somebody else was blocked", "connection_cooldown", "auth_error"),
         (429, "用户已被封禁", "connection_terminal", "auth_error"),
         (429, "your credits are depleted", "connection_terminal", "quota_exhausted"),
+        (403, "access was terminated for a violation of the terms", "connection_terminal", "auth_error"),
         (429, "capacity temporarily exceeded", "provider_failure", "overloaded"),
+        (503, "no available accounts", "provider_failure", "overloaded"),
+        (503, "no available accounts supporting model m", "model_lockout", "overloaded"),
+        (503, "no auth available (providers=p, model=m-5)", "model_lockout", "overloaded"),
+        (503, "no available model provider", "provider_failure", "overloaded"),
+        (403, "we block access from your country", "provider_failure", "region_blocked"),
+        (400, "not allowed to use publisher model `p/m`", "model_lockout", "model_access_denied"),
+        (400, "m is not available on your current plan", "model_lockout", "model_access_denied"),
+        (403, "this key is not allowed to access model m", "model_lockout", "model_access_denied"),
+        *((status, text, "model_lockout", "model_access_denied") for status in (400, 403, 404) for text in (
+            "no endpoints found matching your data policy", "model use case details have not been submitted",
+        )),
+        (404, "no access to model x, or there is none", "model_lockout", "model_not_found"),
+        (429, "今日额度已用完", "connection_cooldown", "quota_exhausted"),
+        (429, "本月额度已用尽", "connection_cooldown", "quota_exhausted"),
+        (429, "plan:free-usage-exhausted", "connection_cooldown", "quota_exhausted"),
+        (429, "all the included free usage is gone", "connection_cooldown", "quota_exhausted"),
         (503, "loading model", "model_lockout", "overloaded"),
         (503, "model service overloaded", "model_lockout", "overloaded"),
         (429, "the load of the current group is saturated", "model_lockout", "overloaded"),
@@ -70,7 +87,8 @@ def said(status: int, text: str, provider: str = "acme") -> tuple[Any, Any]:
         *((status, text, "none", "context_overflow") for status in (400, 500) for text in (
             "上下文过长", "greater than the context length", "longer than the maximum model length",
             "the payload size exceeds it", "prompt tokens too long", "max input characters",
-            "the model only supports up to 8", "more than max_seq_len", "exceeds the context window",
+            "the model only supports up to 8", "the input is too large to process", "n must be at least 1, got -7",
+            "more than max_seq_len", "exceeds the context window",
         )),
         (400, "maximum tokens you requested", "none", "client_error"),
         (400, "max_tokens is too large", "none", "client_error"),
@@ -129,3 +147,36 @@ def test_of_type_and_code_the_more_telling_one_counts(kind: str, code: str, stat
 )
 def test_who_gave_up_was_the_caller(report: str) -> None:
     assert network_failure(report).status == 499
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"x-codex-primary-used-percent": "100"}, "quota_exhausted"),
+        ({"x-codex-secondary-used-percent": "100.0"}, "quota_exhausted"),
+        ({"x-codex-primary-used-percent": "99"}, "rate_limit"),
+        ({"x-codex-primary-window-minutes": "100"}, "rate_limit"),
+        ({"x-ratelimit-remaining-tokens-month": "0"}, "quota_exhausted"),
+        ({"x-ratelimit-remaining-requests-week": " 0 "}, "quota_exhausted"),
+        ({"x-ratelimit-remaining-requests-day": "0"}, "quota_exhausted"),
+        ({"x-ratelimit-remaining-requests-day": "10"}, "rate_limit"),
+        ({"x-ratelimit-remaining-requests-minute": "0"}, "rate_limit"),
+        ({"x-ratelimit-limit-requests-day": "0"}, "rate_limit"),
+    ],
+)
+def test_a_long_window_that_the_headers_show_as_spent_is_a_quota(headers: dict[str, str], reason: str) -> None:
+    told = classify_record({"provider": "acme", "auth": "oauth", "status": 429, "headers": headers}, POLICY, 0)
+    assert told["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("number", "scope", "reason"),
+    [(11202, "connection_cooldown", "rate_limit"), (11201, "connection_cooldown", "quota_exhausted"),
+     (10010, "provider_failure", "overloaded"), (10013, "none", "content_policy"), (10907, "none", "client_error")],
+)  # fmt: skip
+def test_a_number_of_the_providers_own_inside_a_200_has_the_meaning_of_the_catalogue(
+    number: int, scope: str, reason: str
+) -> None:
+    body = f'{{"code": {number}, "message": "refused", "sid": "s"}}'
+    told = classify_record({"provider": "spark", "auth": "api_key", "status": 200, "body": body}, POLICY, 0)
+    assert (told["scope"], told["reason"]) == (scope, reason)

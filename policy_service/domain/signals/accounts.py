@@ -40,7 +40,7 @@ BAN_EXTENDED = Family(
         "账号被封禁",
         "用户已被封禁",
     ),
-    near=(("consumer '", "has been suspended", 120),),
+    near=(("consumer '", "has been suspended", 120), ("access was terminated", "violation", 120)),
 )
 CREDITS = one_of(
     "insufficient_quota",
@@ -230,6 +230,7 @@ GEO_EXTENDED = one_of(
     "unsupported_country_region_territory",
     "country, region, or territory not supported",
     "not available in your country",
+    "block access from your country",
     "not currently available in your location",
     "not currently available in your region",
     "not currently available in your country",

@@ -44,6 +44,9 @@ OVERLOAD = one_of(
     "is saturated",
     "overload",
     "overloaded",
+    "no available accounts",
+    "no auth available",
+    "no available model provider",
     "no capacity",
     "at capacity",
     "maximum capacity",
@@ -151,8 +154,10 @@ MODEL_NAMED = Family(
         "capacity on this model",
         "当前分组上游负载",
         "load of the current group",
+        "accounts supporting model",
     ),
     patterns=(
+        re.compile(r"\bmodel=[\w./:-]{2,80}"),
         re.compile(r"\bmodel [`'\"]?[\w./:-]+[`'\"]? (?:is|has)\b"),
         re.compile(r"/[\w.:-]{2,80} is (?:currently |temporarily )?(?:over|at|out of) capacity"),
     ),
@@ -202,10 +207,15 @@ MODEL_ENTITLEMENT = Family(
         "无权访问",
         "no access to model",
         "non-serverless model",
+        "not allowed to access model",
+        "not allowed to use publisher model",
+        "not available on your current plan",
         "not support model",
     )
 )
 """The model or feature exists, this account may not use it."""
+MODEL_SETUP = one_of("matching your data policy", "use case details have not been submitted")
+"""The owner has to allow the model in the settings of the account first."""
 PLAN_WITHOUT_ACCESS = one_of("usage_not_included")
 """The plan of the account does not include this way of use at all."""
 FEATURE_ENTITLEMENT = one_of(

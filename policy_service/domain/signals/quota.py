@@ -127,6 +127,10 @@ PERIOD_QUOTA_EXTENDED = Family(
         "reached your spending limit",
         "使用额度已用完",
         "使用额度已用尽",
+        "今日额度已用",
+        "本月额度已用",
+        "free-usage-exhausted",
+        "all the included free usage",
     ),
     near=(("exceeded", "usage quota", 24),),
 )

@@ -66,6 +66,8 @@ OVERFLOW_CERTAIN = Family(
         "输入长度超过",
         "超过了该模型的最大上下文",
         "超出最大上下文",
+        "is too large to process",
+        "must be at least 1, got -",
     ),
     near=(
         ("input length", "exceeds the maximum length", 24),

@@ -327,6 +327,8 @@ def carries_error(body: object | None) -> bool:
         return False
     error = root.get("error")
     error = root.get("Error") if error is None else error
+    if error is None and isinstance(root.get("Response"), dict):  # Tencent Cloud
+        error = root["Response"].get("Error")
     if isinstance(error, dict | str) and error:
         return True
     if root.get("type") in _ERROR_TYPES or root.get("object") == "error":
