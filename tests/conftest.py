@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import URL, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -26,6 +27,10 @@ from tests.contract.beside import place_for_clusters
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 """Tests start processes while channels are open; gRPC's own handling of that fork can stall every later call."""
+
+settings.register_profile("of any speed", settings(), deadline=None)
+settings.load_profile("of any speed")
+"""How long an example takes says how busy the machine is; what is measured is measured by tests of its own."""
 
 _NUMBERS = count(1)
 
