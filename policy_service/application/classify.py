@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -19,7 +19,7 @@ from policy_service.domain.policy import ConnectionPolicy, Policy
 from policy_service.domain.reading import lowered_text
 from policy_service.domain.restatement import restate
 from policy_service.domain.rules import first_match
-from policy_service.domain.success_faults import judge_success
+from policy_service.domain.success_faults import judge_success, output_came_first
 from policy_service.domain.verdict import Verdict, judge
 
 _AUTH: Final = {str(auth): auth for auth in AuthClass}
@@ -129,7 +129,10 @@ def classify_attempt(raw: RawOutcome, body_text: str, policy: Policy, now: Insta
     outcome = restated(parse_outcome(raw), applies)
     if outcome.is_success:
         return judge_success(body_text)
-    return judge(outcome, applies, now)
+    verdict = judge(outcome, applies, now)
+    if outcome.is_error_in_success and output_came_first(body_text):
+        return replace(verdict, fallback=False)
+    return verdict
 
 
 def restated(outcome: Outcome, policy: ConnectionPolicy) -> Outcome:

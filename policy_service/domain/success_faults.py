@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from policy_service.domain.stream_events import EventSplitter, StreamFormat, read_event
 from policy_service.domain.verdict import NOBODY, PROVIDER, Verdict
 
 FAULTS: Final = {
@@ -41,6 +42,16 @@ def success_fault(body: str) -> str:
     if text.startswith(("data:", "event:", ":")):
         return _stream_fault(text)
     return _json_fault(text) if text[0] in "{[" else ""
+
+
+def output_came_first(body: str) -> bool:
+    """True for an event stream that had begun to answer when its error came: the caller holds a part of the answer."""
+    splitter = EventSplitter()
+    for event in (*splitter.feed(body.encode("utf-8", "replace")), *splitter.finish()):
+        told = read_event(StreamFormat.UNKNOWN, event)
+        if told.is_error or told.useful_bytes:
+            return not told.is_error
+    return False
 
 
 def _json_fault(text: str) -> str:

@@ -180,3 +180,19 @@ def test_a_number_of_the_providers_own_inside_a_200_has_the_meaning_of_the_catal
     body = f'{{"code": {number}, "message": "refused", "sid": "s"}}'
     told = classify_record({"provider": "spark", "auth": "api_key", "status": 200, "body": body}, POLICY, 0)
     assert (told["scope"], told["reason"]) == (scope, reason)
+
+
+HELLO = 'data: {"choices":[{"delta":{"content":"Hel"}}]}\n\n'
+BROKEN = 'data: {"error":{"message":"Internal server error","type":"server_error"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "may_go_on"),
+    [(BROKEN, True), (": ping\n\n" + BROKEN, True), (HELLO + BROKEN, False), (BROKEN + HELLO, True)],
+    ids=["at once", "after a heartbeat", "after output", "before output"],
+)
+def test_nothing_is_repeated_once_a_stream_has_begun_to_answer(body: str, may_go_on: bool) -> None:
+    record = {"provider": "acme", "auth": "api_key", "status": 200, "body": body}
+    told = classify_record(record, POLICY, 0)
+    assert (told["scope"], told["reason"]) == ("provider_failure", "server_error")
+    assert told["fallback"] is may_go_on
