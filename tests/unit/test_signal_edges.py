@@ -14,7 +14,7 @@ from policy_service.domain.ids import AuthClass
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import Policy
 from policy_service.domain.reading import Reading, account_text, echoes_request, lowered_text
-from policy_service.domain.signals import Family, in_order, later_on_line, within
+from policy_service.domain.signals import Family, accounts, in_order, later_on_line, models, quota, requests, within
 
 NEAR = {
     "BAN_EXTENDED": 120, "BILLING_SUSPENSION": 120, "BROWSER_BLOCK": 80, "CREDENTIAL_CODES": 16,
@@ -23,7 +23,12 @@ NEAR = {
     "PARAMETER": 80, "PERIOD_ALLOWANCE": 24, "PERIOD_QUOTA_EXTENDED": 24, "REQUEST_RESOURCE": 160,
 }  # fmt: skip
 CHAINS = {"MALFORMED": 80, "PARAMETER_EXTENDED": 60}
-FAMILIES: dict[str, Family] = {name: made for name, made in vars(signals).items() if isinstance(made, Family)}
+FAMILIES: dict[str, Family] = {
+    name: made
+    for module in (accounts, models, quota, requests)
+    for name, made in vars(module).items()
+    if isinstance(made, Family)
+}
 
 PLAINLY = {
     "ABORT": "request_signal_aborted",
