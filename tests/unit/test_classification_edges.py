@@ -38,6 +38,11 @@ def holds_at(condition: Callable[[Reading], bool], text: str = "x", **more: Any)
     return {status for status in STATUSES if condition(reading(text, status, **more))}
 
 
+def name_of(value: object) -> str | None:
+    """Test id of a condition: the same whether it is bound to statuses or not."""
+    return getattr(getattr(value, "claim", None), "__name__", None)
+
+
 def word(family: signals.Family) -> str:
     """A wording of a family."""
     if family.phrases:
@@ -91,6 +96,7 @@ FALLBACK_HINT = {"x-omni-fallback-hint": " Connection_Cooldown "}
         (on.is_model_access, "access denied to this file", {}, set()),
         (on.is_model_access, f"access denied to this model: {word(signals.CREDENTIAL_FAILURE)}", {}, set()),
     ],
+    ids=name_of,
 )  # fmt: skip
 def test_a_condition_holds_under_its_statuses_alone(
     condition: Callable[[Reading], bool], text: str, more: dict[str, Any], statuses: set[int]
