@@ -122,6 +122,7 @@ def test_a_busy_503_is_one_that_says_nothing_but_when() -> None:
         ("daily quota, please retry in 3599s", "rate_limit"),
         ("daily quota, please retry in 3600s", "quota_exhausted"),
         ("daily quota, resets in 5 minutes; retry later", "quota_exhausted"),
+        ('{"error": {"message": "daily quota, please retry in 5s", "retry_after": 7200}}', "rate_limit"),
         ("daily quota", "quota_exhausted"),
         ("slow down", "rate_limit"),
     ],

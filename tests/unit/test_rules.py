@@ -89,6 +89,11 @@ def test_a_honoured_403_rule_without_cooldown_takes_the_ladder_and_ignores_the_s
     assert (said.cooldown_ms, said.new_backoff_level, said.rule) == (3_000, 1, "forbidden-rule")
 
 
+def test_a_rule_without_a_cooldown_leaves_a_status_its_fixed_one() -> None:
+    said = decide(provider(), outcome(404, "tenant is parked"), operator_rule("parked", 404))
+    assert (said.rule_id, said.cooldown_ms) == ("operator-rule-1", 120_000)
+
+
 @pytest.mark.parametrize("status", [401, 402, 404, 406, 408, 500, 502, 503, 504, 400, 403, 429])
 def test_an_operator_rule_reaches_every_status_with_a_path(status: int) -> None:
     said = decide(provider(), outcome(status, "tenant is parked"), operator_rule("parked", status, cooldown_ms=1))

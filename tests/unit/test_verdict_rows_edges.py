@@ -134,6 +134,14 @@ def test_a_wait_beside_a_401_makes_no_burst_of_it() -> None:
     assert said_of(402, "slow", retry_after="5").reason == "rate_limit"
 
 
+def test_a_401_that_kills_no_login_rests_the_connection() -> None:
+    cookie = said_of(401, "who are you", provider=Provider("acme", web_cookie=True))
+    token = said_of(401, "request lacks a valid authentication credential")
+    assert {(each.rule, each.scope, each.terminal) for each in (cookie, token)} == {
+        ("weak-login", "connection_cooldown", None)
+    }
+
+
 def test_google_s_word_alone_counts_on_the_model() -> None:
     body = '{"error": {"status": "RESOURCE_EXHAUSTED", "message": "no"}}'
     assert said_of(429, body, "").scope == "model_lockout"
