@@ -169,6 +169,7 @@ def test_quoted_headers_are_read_up_to_their_limit() -> None:
     assert wait_of(quoted(64)) is None
     assert wait_of({"error": {"metadata": {"headers": "Retry-After: 5"}}}) is None
     assert wait_of({"error": {"metadata": {"headers": {"retry-after": 5}}}}) == 5 * SECOND
+    assert wait_of({"error": {"metadata": {"headers": {"retry-after-ms": "5"}}}}) == 5
     assert wait_of(quoted(0), extended=False) is None
 
 

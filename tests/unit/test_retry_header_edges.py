@@ -63,6 +63,8 @@ def test_only_the_reference_headers_are_read_without_the_extension(family: str) 
 
 def test_the_epoch_header_is_read_without_the_extension() -> None:
     assert wait_of(FAMILIES["epoch"][0], extended=False) == 12 * SECOND
+    waits = [wait_of({"x-ratelimit-reset": str(10**9 + more)}, 0, extended=False) for more in (0, 1)]
+    assert waits == [None, CAP]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,7 @@ def test_the_size_of_a_reset_tells_seconds_from_epoch_seconds_and_milliseconds(v
         (1_000_000, 2_593_000, CAP),
         (1_000_000, 2_593_001, CAP),
         (NOW, NOW_S + 1, SECOND),
+        (NOW + 999, NOW_S + 1, 1),
         (NOW, NOW_S, CAP),
         (NOW, NOW_S - 1, CAP),
         (NOW, 1, SECOND),

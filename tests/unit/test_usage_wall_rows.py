@@ -306,7 +306,17 @@ def test_when_it_is_offered_again_may_stand_inside_or_beside_the_offer(inside: b
     assert limit_reset._announced({"next_available_at": True}) is None
 
 
+def test_a_time_before_the_epoch_inside_the_offer_leaves_the_word_to_the_one_beside_it() -> None:
+    block = {"eligible": False, "next_available_at": -1}
+    assert answer(ClaimStep.STATUS, 200, juniper_tide=block, next_available_at=2_000).lane.not_before == 2_000_000
+    assert limit_reset._announced({"next_available_at": 0.5}) == 500
+
+
 def test_an_answer_away_from_the_wall_keeps_the_window_of_the_request() -> None:
     found = limit_reset.respond(IDLE, CONTEXT, wall(200), WINDOW, NOW, "k")
     assert (found.window, found.action) == (WINDOW, usage_wall.NONE)
+    beside = limit_reset.respond(
+        IDLE, replace(CONTEXT, is_subscription=False), WallResponse(429, OFFER), WINDOW, NOW, "k"
+    )
+    assert beside == LaneStep(IDLE, usage_wall.NONE, WINDOW)
     assert limit_reset.NOT_OFFERED_MS == (60_000, 8 * 86_400_000)
