@@ -12,10 +12,12 @@ from typing import Final
 
 from policy_service.application.connection_case import Case, Errors, Plan, is_empty_shared_wallet
 from policy_service.domain import cooldown, egress, error_types, rules, signals
-from policy_service.domain.decision_record import Reason
+from policy_service.domain.decision_record import DecisionRecord, Reason
 from policy_service.domain.guards import is_request_resource
 from policy_service.domain.ids import DurationMs
 from policy_service.domain.lockout import LockEvidence
+from policy_service.domain.outcome import Outcome
+from policy_service.domain.policy import ConnectionPolicy
 
 Step = Callable[[Case], Plan | None]
 
@@ -105,13 +107,15 @@ def _health_check(case: Case) -> Plan | None:
 
 def _connection_quota(case: Case) -> Plan | None:
     """8: a rule says that the whole connection has spent its quota. Never terminal, never a model lock."""
-    record = case.record
+    if not is_connection_quota(case.record) or not case.may_cool or _is_egress_trigger(case):
+        return None
+    return _timer(8, case, case.record.cooldown_ms or CONNECTION_QUOTA_MS)
+
+
+def is_connection_quota(record: DecisionRecord) -> bool:
+    """A rule says of a quota that it is the connection's, not the provider's (restatement_and_rules.md section 5)."""
     scoped = record.rule_scope == "connection" and record.rule_scope_honored
-    if not scoped or record.reason != Reason.QUOTA_EXHAUSTED or record.permanent or record.credits_exhausted:
-        return None
-    if not case.may_cool or _is_egress_trigger(case):
-        return None
-    return _timer(8, case, record.cooldown_ms or CONNECTION_QUOTA_MS)
+    return scoped and record.reason == Reason.QUOTA_EXHAUSTED and not record.permanent and not record.credits_exhausted
 
 
 def _egress(case: Case) -> Plan | None:
@@ -122,14 +126,18 @@ def _egress(case: Case) -> Plan | None:
 
 
 def _is_egress_trigger(case: Case) -> bool:
-    record = case.record
+    return exhausts_address(case.outcome, case.record, case.policy)
+
+
+def exhausts_address(outcome: Outcome, record: DecisionRecord, policy: ConnectionPolicy) -> bool:
+    """The failure is held against the egress address (egress_lock.md section 1)."""
     return egress.is_trigger(
-        case.outcome.status,
+        outcome.status,
         record.reason,
-        in_set=case.policy.in_egress_set,
+        in_set=policy.in_egress_set,
         permanent=record.permanent,
         credits_exhausted=record.credits_exhausted,
-        disable_cooling=not case.may_cool,
+        disable_cooling=policy.connection.disable_cooling,
     )
 
 

@@ -26,6 +26,7 @@ from policy_service.application.connection_plan import (
     rotation_failures,
     succeed_connection,
 )
+from policy_service.application.connection_steps import exhausts_address, is_connection_quota
 from policy_service.application.events import OutcomeEvent
 from policy_service.application.ports import Scope
 from policy_service.application.report_meaning import Meaning, meaning_of, named_outcome
@@ -225,7 +226,7 @@ def _fold_failure(report: _Report) -> FoldResult:
     if guard:
         _after_guard(report, guard, result.record, reading)
         return replace(result, causes=breaker.causes)
-    _record_provider_cooldown(report, found)
+    _record_provider_cooldown(report, found, result.record)
     return _fold_connection(report, result, found, reading, breaker)
 
 
@@ -275,11 +276,13 @@ def _after_guard(report: _Report, guard: str, record: DecisionRecord | None, rea
     )
 
 
-def _record_provider_cooldown(report: _Report, found: Classification) -> None:
+def _record_provider_cooldown(report: _Report, found: Classification, record: DecisionRecord | None) -> None:
     event, outcome, policy = report.event, report.outcome, report.policy
     profile, provider = policy.provider_cooldown, event.target.provider
     if not outcome.pool_attempt or found.rule in REQUEST_RULES:
         return
+    if record and (is_connection_quota(record) or exhausts_address(outcome, record, policy)):
+        return  # guards.md section 5: the account or its address is spent, the provider is not
     if not provider_cooldown.records(profile, provider, outcome.status, policy.counts_per_model):
         return
     for part in _cooldown_parts(event):
