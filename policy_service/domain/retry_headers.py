@@ -137,8 +137,15 @@ def _latest(waits: Iterator[DurationMs | None]) -> Iterator[DurationMs]:
 def _codex_windows(headers: Headers, now: Instant) -> Iterator[DurationMs]:
     """A window's reset counts only where the window is used up."""
     prefixes = (f"x-codex-{window}-" for window in ("primary", "secondary"))
-    full = (p for p in prefixes if (read_number(headers.get(p + "used-percent"), _PERCENT) or 0) >= 100 * _PERCENT)
-    yield from _latest(_first_wait(headers, now, p + "reset-after-seconds", p + "reset-at") for p in full)
+    full = (p for p in prefixes if is_used_up(headers.get(p + "used-percent")))
+    yield from _latest(
+        _first_wait(headers, now, prefix + "reset-after-seconds", prefix + "reset-at") for prefix in full
+    )
+
+
+def is_used_up(percent: str | None) -> bool:
+    """A header states the used share of a window: all of it, or more."""
+    return (read_number(percent, _PERCENT) or 0) >= 100 * _PERCENT
 
 
 def _first_wait(headers: Headers, now: Instant, *names: str) -> DurationMs | None:

@@ -20,6 +20,7 @@ from policy_service.domain.ids import HintSource, Instant
 from policy_service.domain.outcome import Outcome
 from policy_service.domain.policy import ConnectionPolicy
 from policy_service.domain.reading import Reading
+from policy_service.domain.retry_headers import is_used_up
 from policy_service.domain.verdict_values import (
     ACCOUNT,
     CONNECTION,
@@ -261,7 +262,7 @@ def _is_spent_window(name: str, value: str) -> bool:
     if name.startswith("anthropic-ratelimit-unified"):
         return name.endswith("status") and value == "rejected"
     if name.startswith("x-codex-"):
-        return name.endswith("-used-percent") and value.partition(".")[0] == "100"
+        return name.endswith("-used-percent") and is_used_up(value)
     return "-remaining-" in name and name.endswith(_LONG_WINDOWS) and value == "0"
 
 

@@ -154,7 +154,9 @@ def test_who_gave_up_was_the_caller(report: str) -> None:
     [
         ({"x-codex-primary-used-percent": "100"}, "quota_exhausted"),
         ({"x-codex-secondary-used-percent": "100.0"}, "quota_exhausted"),
-        ({"x-codex-primary-used-percent": "99"}, "rate_limit"),
+        ({"x-codex-primary-used-percent": "104"}, "quota_exhausted"),
+        ({"x-codex-primary-used-percent": "99.5"}, "rate_limit"),
+        ({"x-codex-primary-used-percent": "all"}, "rate_limit"),
         ({"x-codex-primary-window-minutes": "100"}, "rate_limit"),
         ({"x-ratelimit-remaining-tokens-month": "0"}, "quota_exhausted"),
         ({"x-ratelimit-remaining-requests-week": " 0 "}, "quota_exhausted"),
