@@ -87,9 +87,12 @@ def said(status: int, text: str, provider: str = "acme") -> tuple[Any, Any]:
         *((status, text, "none", "context_overflow") for status in (400, 500) for text in (
             "上下文过长", "greater than the context length", "longer than the maximum model length",
             "the payload size exceeds it", "prompt tokens too long", "max input characters",
-            "the model only supports up to 8", "the input is too large to process", "n must be at least 1, got -7",
+            "the model only supports up to 8", "input (14211 tokens) is too large to process",
+            "max_tokens must be at least 1, got -7",
             "more than max_seq_len", "exceeds the context window",
         )),
+        (400, "top_k must be at least 1, got -7", "none", "client_error"),
+        (400, "the picture is too large to process", "none", "client_error"),
         (400, "maximum tokens you requested", "none", "client_error"),
         (400, "max_tokens is too large", "none", "client_error"),
         (400, "max_tokens: 9 > 8", "none", "client_error"),

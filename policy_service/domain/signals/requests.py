@@ -66,10 +66,10 @@ OVERFLOW_CERTAIN = Family(
         "输入长度超过",
         "超过了该模型的最大上下文",
         "超出最大上下文",
-        "is too large to process",
-        "must be at least 1, got -",
     ),
     near=(
+        ("input", "is too large to process", 24),
+        ("max_tokens", "must be at least 1, got -", 24),
         ("input length", "exceeds the maximum length", 24),
         ("input token count", "exceeds the maximum", 24),
         ("expected maxlength", "actual", 24),
