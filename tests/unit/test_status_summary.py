@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -199,3 +200,12 @@ def test_tokens_per_day_end_at_the_header_else_at_the_nodes_hour_else_are_no_day
     assert told([("retry-after", "999999")], **clock).fixed_ms == 24 * HOUR
     assert told(**clock).fixed_ms == 2 * HOUR
     assert [told().rule, told(node_clock_hour=2).rule] == ["configured"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_ended"),
+    [("key_model_access_denied", False), ("team_model_access_denied", False), ("key_denied", True)],
+)
+def test_a_relays_key_that_is_not_for_this_model_is_no_dead_key(kind: str, is_ended: bool) -> None:
+    body = json.dumps({"error": {"message": "this key may not call m", "type": kind, "code": "401"}})
+    assert ("expired" in effect(KEY, 401, body)) is is_ended

@@ -116,10 +116,11 @@ def test_an_allowance_of_the_account_is_no_models_own(text: str) -> None:
     [
         (400, "BadRequest InvalidParameter invalid_value unsupported_value unsupported_parameter "
               "data_inspection_failed DataInspectionFailed SensitiveContentDetected OperationNotSupported"),
-        (401, "token_revoked invalid_client invalid_authentication_error InvalidApiKey"),
+        (401, "token_revoked invalid_client invalid_authentication_error InvalidApiKey AuthFailure"),
         (402, "billing_error payment_required credits_exhausted insufficient_balance"),
         (403, "permission_error permission_denied forbidden"), (404, "DeploymentNotFound invalid_model"),
-        (429, "too_many_tokens_error too_many_requests_error RateLimitReached"), (499, "cancelled"),
+        (429, "too_many_tokens_error too_many_requests_error RateLimitReached RequestLimitExceeded"),
+        (499, "cancelled"),
         (408, "request_timeout"), (409, "conflict_error"), (413, "request_too_large"), (500, "api_error"),
         (503, "service_unavailable unavailable"), (504, "timeout_error"), (529, "overloaded_error"),
     ],
@@ -138,6 +139,7 @@ def test_an_error_inside_a_200_has_the_status_of_its_kind(status: int, kinds: st
         ("invalid_request_error", "server_error", 400),
         ("server_error", "invalid_request_error", 500),
         ("odd", "Throttling.RateQuota", 429),
+        ("", "AuthFailure.SecretIdNotFound", 401),
     ],
 )
 def test_of_type_and_code_the_more_telling_one_counts(kind: str, code: str, status: int) -> None:
